@@ -1,0 +1,61 @@
+"""Bounds on work and output, as a value."""
+
+from __future__ import annotations
+
+from ._errors import InvalidMapError, LimitError
+from ._struct import struct
+
+# Every address, extent product and stride product stays within +-BOUND, so that
+# one more addition cannot wrap an int64.
+BOUND = 2**62 - 2
+
+
+@struct
+class Limits:
+    """How much an operator may produce or try before it raises ``LimitError``.
+
+    ``pieces`` of one map, candidate ``pairs`` of pieces, solver ``steps`` (branches of the
+    exact integer solver), ``copies`` of one plan and ``plan_bytes`` (bytes the plan keeps).
+    Exceeding one raises; nothing is ever truncated.
+
+    >>> Limits(copies=1000).copies
+    1000
+    """
+
+    pieces: int = 1 << 23
+    pairs: int = 1 << 26
+    steps: int = 1_000_000
+    copies: int = 1 << 23
+    plan_bytes: int = 1 << 32
+
+    def __post_init__(self) -> None:
+        for name in ("pieces", "pairs", "steps", "copies", "plan_bytes"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+                raise InvalidMapError(f"Limits.{name} must be a non-negative int, got {value!r}")
+
+    def hold(self, name: str, found: int) -> None:
+        """Raise ``LimitError`` if ``found`` exceeds the bound called ``name``."""
+        bound = getattr(self, name)
+        if found > bound:
+            raise LimitError(
+                f"{found} {name} would exceed Limits({name}={bound}); pass limits=Limits({name}=...)"
+                " with a larger bound, or ask for a smaller result"
+            )
+
+
+class Budget:
+    """Counts solver steps against ``Limits.steps``; one per call of an operator."""
+
+    __slots__ = ("bound", "left")
+
+    def __init__(self, limits: Limits) -> None:
+        self.bound = self.left = limits.steps
+
+    def spend(self, steps: int = 1) -> None:
+        self.left -= steps
+        if self.left < 0:
+            raise LimitError(
+                f"more than Limits(steps={self.bound}) solver steps: overlapping strides make this"
+                " a subset-sum problem; raise the bound or describe the map with nested strides"
+            )

@@ -1,0 +1,257 @@
+"""Affine maps: finite sets of (slot, element, scale) written as strided pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fractions import Fraction
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from .._errors import InvalidMapError
+from .._limits import Budget, Limits
+from .._struct import struct
+from ._piece import Piece, Side
+from ._relation import disjoint
+from ._space import IntArray, Shape, Space, describe_key
+from ._table import Columns, PieceTable, build, concatenate
+
+FORMAT = 1
+
+
+@struct
+class AffineMap:
+    """A finite set of strided pieces from slots of ``domain`` to elements of ``codomain``.
+
+    Pieces are pairwise disjoint as sets of (slot, element) pairs and in normal form.
+    ``==`` and ``hash`` are structural, on the stored pieces; ``equivalent`` compares the sets.
+
+    >>> m = AffineMap.from_pieces(
+    ...     Space.shards({0: (2, 4), 1: (2, 4)}), Space.logical((4, 4)),
+    ...     [Piece((2, 4), Side(0, (4, 1), rank=0), Side(0, (4, 1))),
+    ...      Piece((2, 4), Side(0, (4, 1), rank=1), Side(8, (4, 1)))])
+    >>> m.pieces[1]
+    Piece((8,), Side(0, (1,), rank=1), Side(8, (1,)))
+    """
+
+    domain: Space
+    codomain: Space
+    table: PieceTable
+
+    @classmethod
+    def from_pieces(
+        cls, domain: Space, codomain: Space, pieces: Iterable[Piece], *, limits: Limits = Limits()
+    ) -> AffineMap:
+        """The union of the pieces as a map: normalised, bounds checked, made disjoint.
+
+        Raises ``InvalidMapError`` for a piece whose box is missing or that reaches outside it.
+        Empty pieces are dropped and not bounds-checked, but their boxes must exist.
+        """
+        columns = columns_of(domain, codomain, list(pieces))
+        check_bounds(domain, codomain, columns)
+        table = disjoint(build(columns), limits, Budget(limits))
+        limits.hold("pieces", len(table))
+        return cls(domain, codomain, table)
+
+    # --- reading ---
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    @property
+    def size(self) -> int:
+        """(slot, element) pairs in the map."""
+        return self.table.size
+
+    @cached_property
+    def pieces(self) -> Sequence[Piece]:
+        """The pieces as objects, made on demand."""
+        return Pieces(self, np.arange(len(self.table)))
+
+    def pieces_of(self, rank: int | None, name: str | None = None) -> tuple[Piece, ...]:
+        """The pieces whose domain box has this rank (and name, where one is given)."""
+        boxes = [
+            i for i, b in enumerate(self.domain.boxes) if b.rank == rank and name in (None, b.name)
+        ]
+        if not boxes:
+            self.domain.index(rank, name or "")
+        return tuple(Pieces(self, np.flatnonzero(np.isin(self.table.columns.dom_box, boxes))))
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Ranks that have a box in the domain, also where nothing is mapped."""
+        return self.domain.ranks
+
+    @property
+    def logical_shape(self) -> Shape:
+        """The shape of the one logical tensor of a layout."""
+        if len(self.codomain) != 1:
+            raise InvalidMapError(f"logical_shape needs one logical tensor, the codomain is {self.codomain}")
+        return self.codomain.boxes[0].shape
+
+    def shard_shape(self, rank: int, name: str = "") -> Shape:
+        """The shape of one rank's shard."""
+        return self.domain.shape(rank, name)
+
+    def __repr__(self) -> str:
+        return f"AffineMap.from_pieces({self.domain!r}, {self.codomain!r}, [{', '.join(map(repr, self.pieces))}])"
+
+    # --- plain data ---
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON, with a format version."""
+        return {
+            "format": "shardalg.map", "version": FORMAT,
+            "domain": self.domain.to_dict(), "codomain": self.codomain.to_dict(),
+            "pieces": self.table.rows.T.tolist(),
+        }  # fmt: skip
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], *, limits: Limits = Limits()) -> AffineMap:
+        """The map written by ``to_dict``; everything is checked again."""
+        check_format(data, "shardalg.map")
+        domain, codomain = Space.from_dict(data["domain"]), Space.from_dict(data["codomain"])
+        limits.hold("pieces", len(data["pieces"]))
+        pieces = [_piece_from_row(domain, codomain, row) for row in data["pieces"]]
+        return cls.from_pieces(domain, codomain, pieces, limits=limits)
+
+
+def check_format(data: Mapping[str, Any], kind: str) -> None:
+    """Refuse plain data of another kind or of a newer version."""
+    if not isinstance(data, Mapping) or data.get("format") != kind:
+        found = data.get("format") if isinstance(data, Mapping) else type(data).__name__
+        raise InvalidMapError(f"expected plain data of format {kind!r}, got {found!r}")
+    if data.get("version") != FORMAT:
+        raise InvalidMapError(
+            f"{kind} version {data.get('version')!r} cannot be read; this release reads version {FORMAT}"
+        )
+
+
+def _piece_from_row(domain: Space, codomain: Space, row: Sequence[int]) -> Piece:
+    if len(row) < 6 or (len(row) - 6) % 3:
+        raise InvalidMapError(f"a piece row has 6 + 3 * axes numbers, got {len(row)}")
+    if not (0 <= row[0] < len(domain) and 0 <= row[2] < len(codomain)) or row[5] < 1:
+        raise InvalidMapError(f"a piece row names boxes {row[0]}, {row[2]} and denominator {row[5]}")
+    d = (len(row) - 6) // 3
+    a, b = domain.boxes[row[0]], codomain.boxes[row[2]]
+    shape, ds, cs = (tuple(row[6 + i * d : 6 + (i + 1) * d]) for i in range(3))
+    return Piece(
+        shape, Side(row[1], ds, a.rank, a.name), Side(row[3], cs, b.rank, b.name), Fraction(row[4], row[5])
+    )
+
+
+class Pieces(Sequence[Piece]):
+    """Some pieces of a map as a sequence of ``Piece`` objects made on demand."""
+
+    __slots__ = ("_map", "_picked")
+
+    def __init__(self, m: AffineMap, picked: IntArray) -> None:
+        self._map, self._picked = m, picked
+
+    def __len__(self) -> int:
+        return len(self._picked)
+
+    def __getitem__(self, k: Any) -> Any:
+        if isinstance(k, slice):
+            return tuple(self._piece(int(i)) for i in self._picked[k])
+        return self._piece(int(self._picked[k]))
+
+    def __iter__(self) -> Iterator[Piece]:
+        return (self._piece(int(i)) for i in self._picked)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, (tuple, list, Pieces)):
+            return NotImplemented
+        return len(self) == len(other) and all(a == b for a, b in zip(self, other))
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
+
+    def _piece(self, k: int) -> Piece:
+        c = self._map.table.columns
+        live = c.shape[:, k] > 1
+        a = self._map.domain.boxes[int(c.dom_box[k])]
+        b = self._map.codomain.boxes[int(c.cod_box[k])]
+        shape, ds, cs = (tuple(x[live, k].tolist()) for x in (c.shape, c.dom_strides, c.cod_strides))
+        return Piece(
+            shape,
+            Side(int(c.dom_offset[k]), ds, a.rank, a.name),
+            Side(int(c.cod_offset[k]), cs, b.rank, b.name),
+            Fraction(int(c.numerator[k]), int(c.denominator[k])),
+        )
+
+
+def columns_of(domain: Space, codomain: Space, pieces: Sequence[Piece]) -> Columns:
+    """The columns of piece objects, each placed in its boxes."""
+    axes = max((len(p.shape) for p in pieces), default=0)
+    rows = []
+    for p in pieces:
+        pad = axes - len(p.shape)
+        head = [
+            domain.index(*p.domain.key), p.domain.offset, codomain.index(*p.codomain.key),
+            p.codomain.offset, p.scale.numerator, p.scale.denominator,
+        ]  # fmt: skip
+        if not p.size:  # dropped later: its addresses mean nothing
+            rows.append(head[:1] + [0] + head[2:3] + [0, 1, 1] + [0] * axes + [0] * axes * 2)
+            continue
+        fill = [0] * pad
+        rows.append([*head, *p.shape, *[1] * pad, *p.domain.strides, *fill, *p.codomain.strides, *fill])
+    table = np.array(rows, np.int64).reshape(len(rows), 6 + 3 * axes).T
+    if pieces and axes == 0 and not all(p.size for p in pieces):
+        table = table[:, [bool(p.size) for p in pieces]]
+    return Columns(*table[:6], table[6 : 6 + axes], table[6 + axes : 6 + 2 * axes], table[6 + 2 * axes :])
+
+
+def check_bounds(domain: Space, codomain: Space, c: Columns) -> None:
+    """Raise for the first piece that reaches outside its box on either side."""
+    live = (c.shape > 0).all(axis=0)
+    for word, space, box, offset, strides in (
+        ("domain", domain, c.dom_box, c.dom_offset, c.dom_strides),
+        ("codomain", codomain, c.cod_box, c.cod_offset, c.cod_strides),
+    ):
+        steps = strides * (c.shape - 1)
+        low = offset + np.minimum(steps, 0).sum(axis=0)
+        high = offset + np.maximum(steps, 0).sum(axis=0)
+        out = live & ((low < 0) | (high >= space.sizes[box]))
+        if out.any():
+            k = int(np.flatnonzero(out)[0])
+            b = space.boxes[int(box[k])]
+            raise InvalidMapError(
+                f"piece {k} of shape {tuple(c.shape[:, k].tolist())} covers {word} addresses"
+                f" {int(low[k])}..{int(high[k])}, but {describe_key(b.key)} of shape {b.shape}"
+                f" holds {b.size} slots, 0..{b.size - 1}"
+            )
+
+
+def from_columns(domain: Space, codomain: Space, columns: Columns) -> AffineMap:
+    """A map from columns that the caller knows to be in bounds and disjoint."""
+    return AffineMap(domain, codomain, build(columns))
+
+
+def full(space: Space) -> AffineMap:
+    """The identity on every slot of a space."""
+    n = len(space)
+    box = np.arange(n, dtype=np.int64)
+    zero, one = np.zeros(n, np.int64), np.ones(n, np.int64)
+    flat = one[None]
+    return from_columns(space, space, Columns(box, zero, box, zero, one, one, space.sizes[None], flat, flat))
+
+
+def with_table(m: AffineMap, *tables: PieceTable) -> AffineMap:
+    """A map between the spaces of ``m`` with the pieces of the (disjoint) tables."""
+    return AffineMap(m.domain, m.codomain, concatenate(tables))
+
+
+def rebox(table: PieceTable, dom: IntArray | None, cod: IntArray | None) -> Columns:
+    """The columns of a table with its boxes renumbered."""
+    c = table.columns
+    return c._replace(
+        dom_box=c.dom_box if dom is None else dom[c.dom_box],
+        cod_box=c.cod_box if cod is None else cod[c.cod_box],
+    )
+
+

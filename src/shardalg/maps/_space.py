@@ -1,0 +1,226 @@
+"""Spaces: sets of boxes of slots, keyed by rank, tensor name, or both."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from .._errors import InvalidMapError
+from .._limits import BOUND
+from .._struct import struct
+
+Shape: TypeAlias = tuple[int, ...]
+Key: TypeAlias = tuple[int | None, str]
+IntArray: TypeAlias = npt.NDArray[np.int64]
+
+
+def as_int(value: Any, what: str) -> int:
+    """``value`` as a Python int; bools and floats are refused."""
+    if isinstance(value, (bool, np.bool_)):
+        raise InvalidMapError(f"{what} must be an integer, got {value!r}")
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise InvalidMapError(f"{what} must be an integer, got {value!r}") from None
+
+
+def as_shape(shape: Any, what: str = "shape") -> Shape:
+    """A checked tuple of extents; an int means one axis."""
+    if isinstance(shape, (int, np.integer)) and not isinstance(shape, bool):
+        shape = (shape,)
+    if isinstance(shape, (str, bytes)) or not isinstance(shape, Iterable):
+        raise InvalidMapError(f"{what} must be a sequence of integers, got {shape!r}")
+    extents = tuple(as_int(n, f"each extent of {what}") for n in shape)
+    if any(n < 0 for n in extents):
+        raise InvalidMapError(f"{what} {extents} has a negative extent")
+    if math.prod(max(n, 1) for n in extents) > BOUND:
+        raise InvalidMapError(f"{what} {extents} holds more than 2**62 - 2 = {BOUND} elements")
+    return extents
+
+
+def row_major(shape: Sequence[int]) -> Shape:
+    """Strides in elements of a contiguous row-major box.
+
+    >>> row_major((2, 3, 4))
+    (12, 4, 1)
+    """
+    strides = [1] * len(shape)
+    for k in range(len(shape) - 2, -1, -1):
+        strides[k] = strides[k + 1] * max(shape[k + 1], 1)
+    return tuple(strides)
+
+
+@struct
+class Box:
+    """A row-major block of slots with its key: a rank, a tensor name, or both."""
+
+    shape: Shape
+    rank: int | None = None
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", as_shape(self.shape))
+        if self.rank is not None:
+            object.__setattr__(self, "rank", as_int(self.rank, "a rank"))
+            if not 0 <= self.rank <= BOUND:
+                raise InvalidMapError(f"a rank must be at least 0, got {self.rank}")
+        if not isinstance(self.name, str):
+            raise InvalidMapError(f"a tensor name must be a str, got {self.name!r}")
+
+    def __repr__(self) -> str:
+        return f"Box({self.shape}{_key_text(self.key)})"
+
+    @property
+    def key(self) -> Key:
+        return (self.rank, self.name)
+
+    @cached_property
+    def size(self) -> int:
+        """Slots in the box, in elements."""
+        return math.prod(self.shape)
+
+
+def _key_text(key: Key) -> str:
+    rank = "" if key[0] is None else f", rank={key[0]}"
+    return rank + ("" if not key[1] else f", name={key[1]!r}")
+
+
+def _order(box: Box) -> tuple[int, str]:
+    return (-1 if box.rank is None else box.rank, box.name)
+
+
+def describe_key(key: Key) -> str:
+    """A key in words: ``rank 3``, ``'q'``, ``rank 3, 'q'`` or ``the tensor``."""
+    rank, name = key
+    words = ([] if rank is None else [f"rank {rank}"]) + ([repr(name)] if name else [])
+    return ", ".join(words) or "the tensor"
+
+
+@struct
+class Space:
+    """A set of boxes, sorted by key.
+
+    >>> Space.shards({0: (4, 8), 1: (4, 8)}).size
+    64
+    >>> Space.logical((8, 8))
+    Space.logical((8, 8))
+    >>> Space.logical({"q": (8, 4), "k": (2, 4)}).names
+    ('k', 'q')
+    """
+
+    boxes: tuple[Box, ...]
+
+    def __post_init__(self) -> None:
+        boxes = tuple(sorted(self.boxes, key=_order))
+        object.__setattr__(self, "boxes", boxes)
+        for a, b in zip(boxes, boxes[1:]):
+            if a.key == b.key:
+                raise InvalidMapError(
+                    f"two boxes of a space share the key {describe_key(a.key)}: {a.shape} and {b.shape}"
+                )
+
+    @classmethod
+    def shards(cls, shapes: Mapping[int, Any] | Sequence[Any]) -> Space:
+        """One box per rank (``{rank: shape}``, or a sequence of shapes), or named boxes
+        per rank (``{rank: {name: shape}}``)."""
+        items = shapes.items() if isinstance(shapes, Mapping) else enumerate(shapes)
+        boxes = []
+        for rank, shape in items:
+            if rank is None:
+                raise InvalidMapError("a shard needs a rank, got None; use Space.logical")
+            named = shape if isinstance(shape, Mapping) else {"": shape}
+            boxes += [Box(s, rank, name) for name, s in named.items()]
+        return cls(tuple(boxes))
+
+    @classmethod
+    def logical(cls, shape: Any) -> Space:
+        """One box without a rank, or one per name (``{name: shape}``)."""
+        named = shape if isinstance(shape, Mapping) else {"": shape}
+        return cls(tuple(Box(s, None, name) for name, s in named.items()))
+
+    def __repr__(self) -> str:
+        if not self.boxes:
+            return "Space(())"
+        if all(b.rank is None for b in self.boxes):
+            shapes: Any = {b.name: b.shape for b in self.boxes}
+            return f"Space.logical({shapes[''] if list(shapes) == [''] else shapes})"
+        if any(b.rank is None for b in self.boxes):
+            return f"Space({self.boxes})"
+        if all(b.name == "" for b in self.boxes):
+            return f"Space.shards({{{', '.join(f'{b.rank}: {b.shape}' for b in self.boxes)}}})"
+        nested: dict[int | None, dict[str, Shape]] = {}
+        for b in self.boxes:
+            nested.setdefault(b.rank, {})[b.name] = b.shape
+        return f"Space.shards({nested})"
+
+    def __len__(self) -> int:
+        return len(self.boxes)
+
+    @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        """Ranks that have a box, ascending."""
+        return tuple(dict.fromkeys(b.rank for b in self.boxes if b.rank is not None))
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Tensor names, sorted."""
+        return tuple(sorted({b.name for b in self.boxes}))
+
+    @cached_property
+    def size(self) -> int:
+        """Slots in all boxes."""
+        return sum(b.size for b in self.boxes)
+
+    @cached_property
+    def sizes(self) -> IntArray:
+        """Slots per box, in box order."""
+        return np.array([b.size for b in self.boxes], dtype=np.int64)
+
+    @cached_property
+    def box_ranks(self) -> IntArray:
+        """The rank of each box, -1 where it has none."""
+        return np.array([-1 if b.rank is None else b.rank for b in self.boxes], dtype=np.int64)
+
+    @cached_property
+    def _index(self) -> dict[Key, int]:
+        return {b.key: i for i, b in enumerate(self.boxes)}
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._index
+
+    def index(self, rank: int | None = None, name: str = "") -> int:
+        """Position of the box with this key; a missing key is an error."""
+        found = self._index.get((rank, name))
+        if found is None:
+            near = ", ".join(describe_key(b.key) for b in self.boxes[:8])
+            more = ", ..." if len(self.boxes) > 8 else ""
+            raise InvalidMapError(
+                f"the space has no box for {describe_key((rank, name))}; it has {near or 'none'}{more}"
+            )
+        return found
+
+    def box(self, rank: int | None = None, name: str = "") -> Box:
+        """The box with this key."""
+        return self.boxes[self.index(rank, name)]
+
+    def shape(self, rank: int | None = None, name: str = "") -> Shape:
+        """The shape of the box with this key."""
+        return self.box(rank, name).shape
+
+    def boxes_of(self, rank: int | None) -> tuple[Box, ...]:
+        """The boxes of one rank, in name order."""
+        return tuple(b for b in self.boxes if b.rank == rank)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {"boxes": [[b.rank, b.name, list(b.shape)] for b in self.boxes]}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Space:
+        return cls(tuple(Box(tuple(shape), rank, name) for rank, name, shape in data["boxes"]))

@@ -1,0 +1,222 @@
+"""The piece table: the pieces of a map as read-only int64 columns.
+
+Column ``k`` of every array is one piece, so axis arrays are ``[axes, pieces]`` and each
+row is contiguous. Pieces with fewer axes than the table are filled with extent 1 and
+strides 0 at the end. A table is always in *normal form*:
+
+* no empty piece, no unit axis and no axis with both strides 0;
+* each axis is flipped so that its domain stride is positive (its codomain stride where
+  the domain stride is 0);
+* axes are sorted by domain stride, then codomain stride, both descending, and an axis
+  that continues its inner neighbour on both sides is merged with it;
+* pieces are sorted by domain box, domain offset, codomain box, codomain offset, rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from ._space import IntArray
+
+HEAD = 6  # domain box, domain offset, codomain box, codomain offset, numerator, denominator
+
+
+class Columns(NamedTuple):
+    """Pieces before normalisation: what a table is built from."""
+
+    dom_box: IntArray
+    dom_offset: IntArray
+    cod_box: IntArray
+    cod_offset: IntArray
+    numerator: IntArray
+    denominator: IntArray
+    shape: IntArray
+    dom_strides: IntArray
+    cod_strides: IntArray
+
+
+class PieceTable:
+    """Pieces in normal form behind equality and hash; ``rows`` is ``[6 + 3 * axes, pieces]``."""
+
+    __slots__ = ("_hash", "axes", "rows")
+
+    rows: IntArray
+    axes: int
+
+    def __init__(self, rows: IntArray) -> None:
+        rows = np.ascontiguousarray(rows, dtype=np.int64)
+        rows.setflags(write=False)
+        self.rows = rows
+        self.axes = (len(rows) - HEAD) // 3
+        self._hash: int | None = None
+
+    def __len__(self) -> int:
+        return self.rows.shape[1]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, PieceTable):
+            return NotImplemented
+        return self is other or np.array_equal(self.rows, other.rows)
+
+    def __hash__(self) -> int:
+        if self._hash is None:
+            self._hash = hash((self.rows.shape, self.rows.tobytes()))
+        return self._hash
+
+    def __repr__(self) -> str:
+        return f"<PieceTable of {len(self)} pieces, {self.axes} axes>"
+
+    def __reduce__(self) -> tuple[type[PieceTable], tuple[IntArray]]:
+        return (PieceTable, (np.array(self.rows),))
+
+    @property
+    def columns(self) -> Columns:
+        r, d = self.rows, self.axes
+        head = (r[0], r[1], r[2], r[3], r[4], r[5])
+        return Columns(*head, r[HEAD : HEAD + d], r[HEAD + d : HEAD + 2 * d], r[HEAD + 2 * d :])
+
+    @property
+    def shape(self) -> IntArray:
+        return self.rows[HEAD : HEAD + self.axes]
+
+    @property
+    def sizes(self) -> IntArray:
+        """Pairs per piece."""
+        return np.prod(self.shape, axis=0, dtype=np.int64)
+
+    @property
+    def size(self) -> int:
+        """Pairs in all pieces, exactly."""
+        return sum(self.sizes.tolist())
+
+    @property
+    def scaled(self) -> bool:
+        """Whether any piece has a scale other than 1."""
+        return bool((self.rows[4] != self.rows[5]).any())
+
+    def take(self, picked: IntArray | np.ndarray[tuple[int], np.dtype[np.bool_]] | slice) -> PieceTable:
+        """The picked pieces, in ascending order of position: still in normal form but for width."""
+        return _trimmed(self.rows[:, picked])
+
+
+def empty_table() -> PieceTable:
+    """The table without pieces."""
+    return PieceTable(np.zeros((HEAD, 0), np.int64))
+
+
+def _trimmed(rows: IntArray) -> PieceTable:
+    """Drop trailing axes that no piece uses."""
+    axes = (len(rows) - HEAD) // 3
+    used = axes
+    while used and (rows.shape[1] == 0 or (rows[HEAD + used - 1] == 1).all()):
+        used -= 1
+    if used == axes:
+        return PieceTable(rows)
+    blocks = [rows[:HEAD]] + [rows[HEAD + i * axes : HEAD + i * axes + used] for i in range(3)]
+    return PieceTable(np.concatenate(blocks))
+
+
+def build(c: Columns) -> PieceTable:
+    """A table in normal form from arbitrary columns (bounds already checked)."""
+    shape, ds, cs = c.shape, c.dom_strides, c.cod_strides
+    head = [c.dom_box, c.dom_offset, c.cod_box, c.cod_offset, c.numerator, c.denominator]
+    full = (shape > 0).all(axis=0)
+    if not full.all():
+        head = [h[full] for h in head]
+        shape, ds, cs = shape[:, full], ds[:, full], cs[:, full]
+    if len(head[0]) == 0:
+        return empty_table()
+    shape, ds, cs, dom_shift, cod_shift = normal_axes(shape, ds, cs)
+    head[1] = head[1] + dom_shift
+    head[3] = head[3] + cod_shift
+    rows = np.concatenate([np.stack(head), shape, ds, cs]).astype(np.int64, copy=False)
+    return _trimmed(_sorted(rows))
+
+
+def normal_axes(
+    shape: IntArray, ds: IntArray, cs: IntArray
+) -> tuple[IntArray, IntArray, IntArray, IntArray, IntArray]:
+    """Axes of non-empty pieces in normal form, and how far the flips moved each offset."""
+    unit = (shape == 1) | ((ds == 0) & (cs == 0))
+    shape, ds, cs = (np.where(unit, fill, x) for fill, x in ((1, shape), (0, ds), (0, cs)))
+    back = (ds < 0) | ((ds == 0) & (cs < 0))
+    dom_shift = cod_shift = np.zeros(shape.shape[1], np.int64)
+    if back.any():
+        dom_shift = np.where(back, ds * (shape - 1), 0).sum(axis=0)
+        cod_shift = np.where(back, cs * (shape - 1), 0).sum(axis=0)
+        ds, cs = np.where(back, -ds, ds), np.where(back, -cs, cs)
+    if len(shape) > 1:
+        shape, ds, cs = _merged(*_ordered(shape, ds, cs))
+    return shape, ds, cs, dom_shift, cod_shift
+
+
+def _ordered(shape: IntArray, ds: IntArray, cs: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+    """Axes by descending (domain stride, codomain stride); unit axes come last."""
+    falls = (ds[:-1] > ds[1:]) | ((ds[:-1] == ds[1:]) & (cs[:-1] >= cs[1:]))
+    if falls.all() and not ((shape[:-1] == 1) & (shape[1:] > 1)).any():
+        return shape, ds, cs
+    order = np.lexsort((-cs, -ds, shape == 1), axis=0)
+    a, b, c = (np.take_along_axis(x, order, axis=0) for x in (shape, ds, cs))
+    return a, b, c
+
+
+def _merged(shape: IntArray, ds: IntArray, cs: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+    """Axes that continue their inner neighbour on both sides become one."""
+    shape, ds, cs = shape.copy(), ds.copy(), cs.copy()
+    holes = False
+    for k in range(len(shape) - 2, -1, -1):
+        inner = shape[k + 1]
+        joins = (inner > 1) & (ds[k] == ds[k + 1] * inner) & (cs[k] == cs[k + 1] * inner)
+        if joins.any():
+            holes = True
+            shape[k] = np.where(joins, shape[k] * inner, shape[k])
+            for x, unit in ((ds, 0), (cs, 0)):
+                x[k] = np.where(joins, x[k + 1], x[k])
+                x[k + 1] = np.where(joins, unit, x[k + 1])
+            shape[k + 1] = np.where(joins, 1, inner)
+    if holes:
+        order = np.argsort(shape == 1, axis=0, kind="stable")
+        shape, ds, cs = (np.take_along_axis(x, order, axis=0) for x in (shape, ds, cs))
+    return shape, ds, cs
+
+
+def _sorted(rows: IntArray) -> IntArray:
+    """Pieces in ascending order of their columns; ties on the domain are rare and cost more."""
+    if rows.shape[1] < 2:
+        return rows
+    if _rises(rows):
+        return rows
+    rows = rows[:, np.lexsort((rows[1], rows[0]))]
+    if _rises(rows):
+        return rows
+    return rows[:, np.lexsort(rows[::-1])]
+
+
+def _rises(rows: IntArray) -> bool:
+    """Whether (domain box, domain offset) rises strictly."""
+    box, offset = rows[0], rows[1]
+    rises = (box[1:] > box[:-1]) | ((box[1:] == box[:-1]) & (offset[1:] > offset[:-1]))
+    return bool(rises.all())
+
+
+def widen(table: PieceTable, axes: int) -> IntArray:
+    """The rows with axes filled up to ``axes``."""
+    d, extra = table.axes, axes - table.axes
+    if not extra:
+        return table.rows
+    r, n = table.rows, len(table)
+    ones, zeros = np.ones((extra, n), np.int64), np.zeros((extra, n), np.int64)
+    shape, ds, cs = r[HEAD : HEAD + d], r[HEAD + d : HEAD + 2 * d], r[HEAD + 2 * d :]
+    return np.concatenate([r[:HEAD], shape, ones, ds, zeros, cs, zeros])
+
+
+def concatenate(tables: Iterable[PieceTable]) -> PieceTable:
+    """One table with the pieces of all, which the caller knows to be disjoint."""
+    some = [t for t in tables if len(t)]
+    if len(some) < 2:
+        return some[0] if some else empty_table()
+    axes = max(t.axes for t in some)
+    return PieceTable(_sorted(np.concatenate([widen(t, axes) for t in some], axis=1)))
