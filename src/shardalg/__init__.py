@@ -1,4 +1,7 @@
 """shardalg"""
+from ._errors import *
 from ._limits import Limits as Limits
+from ._struct import tree_map, tree_leaves
 from .maps import *
-from .maps import AffineMap, Space, Piece, Side, Box
+from .placements import *
+from .ops import *

@@ -13,7 +13,7 @@ from .._errors import InvalidMapError
 from .._limits import Budget, Limits
 from .._struct import struct
 from ._piece import Piece, Side
-from ._relation import disjoint
+from ._relation import CODOMAIN, DOMAIN, collides, disjoint
 from ._space import IntArray, Shape, Space, describe_key
 from ._table import Columns, PieceTable, build, concatenate
 
@@ -77,6 +77,16 @@ class AffineMap:
         if not boxes:
             self.domain.index(rank, name or "")
         return tuple(Pieces(self, np.flatnonzero(np.isin(self.table.columns.dom_box, boxes))))
+
+    @cached_property
+    def single_valued(self) -> bool:
+        """Whether every slot has at most one element and one scale; decided once, remembered."""
+        return not collides(self.table, DOMAIN)
+
+    @cached_property
+    def injective(self) -> bool:
+        """Whether every element sits in at most one slot, at one scale; decided once, remembered."""
+        return not collides(self.table, CODOMAIN)
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -225,6 +235,18 @@ def check_bounds(domain: Space, codomain: Space, c: Columns) -> None:
                 f" {int(low[k])}..{int(high[k])}, but {describe_key(b.key)} of shape {b.shape}"
                 f" holds {b.size} slots, 0..{b.size - 1}"
             )
+
+
+def remember(m: AffineMap, **known: bool | None) -> AffineMap:
+    """Note what is known about ``m`` (``single_valued=``, ``injective=``), so that nobody
+    computes it again. ``None`` and False leave the question open."""
+    m.__dict__.update({name: True for name, value in known.items() if value})
+    return m
+
+
+def known(m: AffineMap, name: str) -> bool:
+    """Whether the answer True to a question is already known."""
+    return bool(m.__dict__.get(name))
 
 
 def from_columns(domain: Space, codomain: Space, columns: Columns) -> AffineMap:

@@ -167,6 +167,13 @@ def count_common(a: PieceTable, b: PieceTable, limits: Limits, budget: Budget) -
     return sum(exact_sizes(common(a, b, limits, budget).shape))
 
 
+def collides(table: PieceTable, side: int) -> bool:
+    """Whether two pairs of the table share an address on one side."""
+    blocks, limits = side_blocks(table, side), Limits()
+    met = meet(blocks, blocks, limits, Budget(limits))
+    return sum(exact_sizes(met.shape)) != sum(exact_sizes(table.shape))
+
+
 # --- difference ---------------------------------------------------------------------------
 
 

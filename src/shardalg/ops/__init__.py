@@ -1,0 +1,30 @@
+"""Pure operators on maps, placements and plans: one public function per idea."""
+
+from ._compose import compose as compose
+from ._equivalent import equivalent as equivalent
+from ._invert import invert as invert
+from ._layout import layout as layout
+from ._nest import nest as nest
+from ._questions import Answer as Answer
+from ._questions import check as check
+from ._questions import check_layout as check_layout
+from ._questions import is_injective as is_injective
+from ._questions import is_single_valued as is_single_valued
+from ._questions import is_surjective as is_surjective
+from ._questions import is_total as is_total
+from ._questions import multiplicity as multiplicity
+from ._regions import complement as complement
+from ._regions import corestrict as corestrict
+from ._regions import domain as domain
+from ._regions import identity as identity
+from ._regions import image as image
+from ._regions import padding as padding
+from ._regions import region as region
+from ._regions import restrict as restrict
+from ._regions import uncovered as uncovered
+from ._relabel import relabel as relabel
+from ._sets import intersect as intersect
+from ._sets import merge as merge
+from ._sets import subtract as subtract
+from ._sets import union as union
+from ._simplify import simplify as simplify

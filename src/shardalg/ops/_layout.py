@@ -1,0 +1,476 @@
+"""The one lowering of placements to maps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import singledispatch
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .._errors import InvalidMapError
+from .._limits import Budget, Limits
+from ..maps import AffineMap, Piece, Side, Space
+from ..maps._map import from_columns, full, known, remember
+from ..maps._relation import disjoint
+from ..maps._space import Shape, as_int, as_shape, row_major
+from ..maps._table import concatenate
+from ..placements import (
+    BlockGather,
+    Custom,
+    Cyclic,
+    Experts,
+    Flat,
+    Placement,
+    Replicate,
+    Segments,
+    Split,
+    StridedSplit,
+)
+from ..placements._placements import ByRank, check_placement
+from ._compose import compose
+from ._invert import invert
+from ._nest import nest
+from ._questions import is_single_valued
+from ._relabel import relabel
+from ._simplify import simplify
+
+Ranks = Any  # a count, a sequence of rank ids, or an array of the mesh's shape
+
+
+def layout(
+    shape: Any,
+    placement: Placement | Sequence[Placement],
+    ranks: Ranks = None,
+    *,
+    mesh: Mapping[str, int] | Sequence[int] | None = None,
+    order: Sequence[str | int] | None = None,
+    limits: Limits = Limits(),
+) -> AffineMap:
+    """The layout of a tensor of ``shape`` under a placement, or one placement per mesh axis.
+
+    ``ranks`` is a count, a sequence of rank ids, or an array of ids of the mesh's shape; ranks
+    are row-major in the mesh by default. ``order`` says which mesh axis cuts first (names or
+    positions), by default left to right. The result is simplified and single-valued.
+
+    Raises ``InvalidMapError`` with the arithmetic where a placement cannot apply.
+
+    >>> from shardalg import Split
+    >>> m = layout((5,), [Split(0), Split(0)], mesh={"dp": 2, "tp": 2}, order=("tp", "dp"))
+    >>> [m.shard_shape(r) for r in m.ranks]
+    [(2,), (1,), (1,), (1,)]
+    """
+    shape = as_shape(shape)
+    if isinstance(placement, (list, tuple)):
+        return _on_mesh(shape, placement, ranks, mesh, order, limits)
+    check_placement(placement)
+    assert isinstance(placement, Placement)
+    if mesh is not None:
+        raise InvalidMapError("a mesh needs one placement per axis: pass a list of placements")
+    labels = _labels(placement, ranks)
+    return _finished(lower(placement, shape, labels, limits))
+
+
+def _finished(m: AffineMap) -> AffineMap:
+    m = simplify(m)
+    if not known(m, "single_valued"):
+        answer = is_single_valued(m)
+        if not answer:
+            raise InvalidMapError(f"the placement is no layout: {answer.reason}")
+    return m
+
+
+def _labels(placement: Placement, ranks: Ranks) -> tuple[int, ...]:
+    """The rank ids of one mesh axis."""
+    named = _named_ranks(placement)
+    if ranks is None:
+        if named is None:
+            raise InvalidMapError(f"layout needs ranks= (a count or rank ids) for {placement!r}")
+        return named
+    labels = tuple(range(_count(ranks))) if np.ndim(ranks) == 0 else tuple(_ids(ranks))
+    unknown = sorted(set(named or ()) - set(labels))
+    if unknown:
+        raise InvalidMapError(f"{placement!r} names ranks {unknown}, which are not among ranks={labels}")
+    return labels
+
+
+def _count(ranks: Any) -> int:
+    count = as_int(ranks, "the number of ranks")
+    if count < 1:
+        raise InvalidMapError(f"the number of ranks must be at least 1, got {count}")
+    return count
+
+
+def _ids(ranks: Any) -> list[int]:
+    ids = [as_int(r, "a rank") for r in np.asarray(ranks).reshape(-1).tolist()]
+    if len(set(ids)) < len(ids):
+        raise InvalidMapError(f"ranks={ids} repeats a rank")
+    return ids
+
+
+def _named_ranks(placement: Placement) -> tuple[int, ...] | None:
+    if isinstance(placement, (Experts, BlockGather)):
+        return tuple(rank for rank, _ in placement.by_rank)
+    if isinstance(placement, Custom):
+        return placement.map.ranks
+    return None
+
+
+def _on_mesh(
+    shape: Shape,
+    placements: Sequence[Placement],
+    ranks: Ranks,
+    mesh: Mapping[str, int] | Sequence[int] | None,
+    order: Sequence[str | int] | None,
+    limits: Limits,
+) -> AffineMap:
+    names, sizes = _mesh(placements, ranks, mesh)
+    grid = _grid(sizes, ranks)
+    cut_first = _order(names, order)
+    for p in placements:
+        check_placement(p)
+    # Nest in cutting order with ranks in that order, then rename.
+    whole = remember(_whole(shape), single_valued=True, injective=True)
+    current = whole
+    for axis in cut_first:
+        current = _cut_again(current, placements[axis], sizes[axis], limits)
+    in_cut_order = grid.transpose(cut_first).reshape(-1).tolist()
+    return _finished(relabel(current, domain=dict(enumerate(in_cut_order))))
+
+
+def _whole(shape: Shape) -> AffineMap:
+    """Rank 0 holds all."""
+    logical = Space.logical(shape)
+    return AffineMap(Space.shards({0: shape}), logical, full(logical).table)
+
+
+def _cut_again(outer: AffineMap, placement: Placement, count: int, limits: Limits) -> AffineMap:
+    labels = tuple(range(count))
+    inner: dict[Shape, AffineMap] = {}
+    for r in outer.ranks:
+        shape = outer.shard_shape(r)
+        if shape not in inner:
+            inner[shape] = lower(placement, shape, labels, limits)
+    by_rank = {r: inner[outer.shard_shape(r)] for r in outer.ranks}
+    ranks = {(r, i): r * count + i for r in outer.ranks for i in labels}
+    return nest(outer, by_rank, ranks, limits=limits)
+
+
+def _mesh(
+    placements: Sequence[Placement], ranks: Ranks, mesh: Mapping[str, int] | Sequence[int] | None
+) -> tuple[list[str | int], list[int]]:
+    names: list[str | int]
+    if mesh is None and ranks is not None and np.ndim(ranks) == len(placements):
+        sizes = list(np.shape(ranks))
+        names = list(range(len(sizes)))
+    elif isinstance(mesh, Mapping):
+        names, sizes = list(mesh), [_count(n) for n in mesh.values()]
+    elif mesh is not None:
+        sizes = [_count(n) for n in mesh]
+        names = list(range(len(sizes)))
+    else:
+        raise InvalidMapError("a list of placements needs mesh={name: size} or an array of ranks of its shape")
+    if len(placements) != len(sizes):
+        raise InvalidMapError(f"{len(placements)} placements for a mesh of {len(sizes)} axes {names}")
+    return names, sizes
+
+
+def _grid(sizes: list[int], ranks: Ranks) -> Any:
+    total = math.prod(sizes)
+    if ranks is None:
+        return np.arange(total).reshape(sizes)
+    ids = list(range(_count(ranks))) if np.ndim(ranks) == 0 else _ids(ranks)
+    if len(ids) != total:
+        raise InvalidMapError(f"a mesh of {'x'.join(map(str, sizes))} = {total} ranks got {len(ids)} ranks")
+    return np.array(ids).reshape(sizes)
+
+
+def _order(names: list[str | int], order: Sequence[str | int] | None) -> list[int]:
+    if order is None:
+        return list(range(len(names)))
+    if sorted(map(str, order)) != sorted(map(str, names)):
+        raise InvalidMapError(f"order={tuple(order)} must list each mesh axis of {names} once")
+    return [names.index(name) for name in order]
+
+
+# --- one placement over one row of ranks --------------------------------------------------
+
+
+@singledispatch
+def lower(placement: Placement, shape: Shape, labels: tuple[int, ...], limits: Limits) -> AffineMap:
+    """The map of one placement over ranks ``labels``, in position order."""
+    raise InvalidMapError(f"no lowering is registered for {placement!r}")
+
+
+class Run(NamedTuple):
+    """``count`` blocks of ``size`` elements of an axis, ``step`` apart, ``start`` the first;
+    stored one after the other from position ``at``."""
+
+    at: int
+    start: int
+    size: int
+    count: int = 1
+    step: int = 0
+
+
+def along_axis(
+    shape: Shape, axis: int, labels: tuple[int, ...], extents: Sequence[int], runs: Sequence[Sequence[Run]]
+) -> AffineMap:
+    """The layout whose rank ``labels[k]`` holds ``runs[k]`` of one axis in a shard of extent
+    ``extents[k]``, and all of the other axes."""
+    shards = {r: (*shape[:axis], n, *shape[axis + 1 :]) for r, n in zip(labels, extents)}
+    logical = Space.logical(shape)
+    pieces = [
+        _run_piece(shape, shards[rank], axis, rank, run) for rank, its in zip(labels, runs) for run in its
+    ]
+    storage = Space.shards(shards)
+    m = AffineMap.from_pieces(storage, logical, pieces)
+    return remember(m, single_valued=True)
+
+
+def _run_piece(shape: Shape, shard: Shape, axis: int, rank: int, run: Run) -> Piece:
+    local, logical = row_major(shard), row_major(shape)
+    block = (*shape[:axis], run.count, run.size, *shape[axis + 1 :])
+
+    def strides(of: Shape, apart: int) -> Shape:
+        return (*of[:axis], of[axis] * apart, *of[axis:])
+
+    return Piece(
+        block,
+        Side(run.at * local[axis], strides(local, run.size), rank),
+        Side(run.start * logical[axis], strides(logical, run.step)),
+    )
+
+
+def check_axis(shape: Shape, axis: int, placement: Placement) -> int:
+    """``axis`` counted from the front, or an error."""
+    if not -len(shape) <= axis < len(shape):
+        raise InvalidMapError(f"{placement!r} names axis {axis} of a tensor of shape {shape}")
+    return axis % len(shape)
+
+
+@lower.register
+def _replicate(placement: Replicate, shape: Shape, labels: tuple[int, ...], limits: Limits) -> AffineMap:
+    strides = row_major(shape)
+    pieces = [Piece(shape, Side(0, strides, r), Side(0, strides), placement.scale) for r in labels]
+    m = AffineMap.from_pieces(Space.shards(dict.fromkeys(labels, shape)), Space.logical(shape), pieces)
+    return remember(m, single_valued=True)
+
+
+@lower.register
+def _split(placement: Split, shape: Shape, labels: tuple[int, ...], limits: Limits) -> AffineMap:
+    axis = check_axis(shape, placement.axis, placement)
+    sizes, allocated = split_sizes(placement, shape, axis, len(labels))
+    starts = np.cumsum([0, *sizes]).tolist()
+    runs = [[Run(0, start, size)] for start, size in zip(starts, sizes)]
+    return along_axis(shape, axis, labels, allocated, runs)
+
+
+def split_sizes(p: Split, shape: Shape, axis: int, ranks: int) -> tuple[list[int], list[int]]:
+    """Elements and allocated extent of each rank along the split axis."""
+    n = shape[axis]
+    what = f"axis {axis} of shape {shape}"
+    if p.sizes is not None:
+        if len(p.sizes) != ranks:
+            raise InvalidMapError(f"cannot split {what} over {ranks} ranks: sizes={p.sizes} has {len(p.sizes)}")
+        if sum(p.sizes) != n:
+            raise InvalidMapError(
+                f"cannot split {what}: sizes={p.sizes} add up to {sum(p.sizes)}, not {n};"
+                f" {'lower' if sum(p.sizes) > n else 'raise'} one by {abs(sum(p.sizes) - n)}"
+            )
+        torn = [k for k in range(1, ranks) if sum(p.sizes[:k]) % p.unit]
+        if torn:
+            raise InvalidMapError(
+                f"cannot split {what} at {sum(p.sizes[: torn[0]])}: that cuts a unit of {p.unit} elements"
+            )
+        return list(p.sizes), list(p.sizes)
+    units = -(-n // p.unit)
+    each, rest = divmod(units, ranks)
+    if p.rule == "exact" and (rest or n % p.unit):
+        chunk = split_sizes(Split(p.axis, unit=p.unit), shape, axis, ranks)[0]
+        even = split_sizes(Split(p.axis, rule="balanced", unit=p.unit), shape, axis, ranks)[0]
+        by_unit = "" if p.unit == 1 else f" units of {p.unit}"
+        raise InvalidMapError(
+            f"cannot split {what} into {ranks} equal parts{' of whole' + by_unit if by_unit else ''}:"
+            f" {n} = {ranks * p.unit}*{n // (ranks * p.unit)} + {n % (ranks * p.unit)};"
+            f' use rule="chunk" ({_list(chunk)}) or sizes=({_list(even)})'
+        )
+    if p.rule == "balanced":
+        counts = [each + (k < rest) for k in range(ranks)]
+    else:
+        counts = [-(-units // ranks)] * ranks
+    ends = np.minimum(np.cumsum(counts) * p.unit, n).tolist()
+    sizes = [end - start for start, end in zip([0, *ends], ends)]
+    return sizes, [c * p.unit for c in counts] if p.rule == "pad" else sizes
+
+
+def _list(sizes: Sequence[int]) -> str:
+    shown = ",".join(map(str, sizes[:8]))
+    return shown + (",..." if len(sizes) > 8 else "," if len(sizes) == 1 else "")
+
+
+@lower.register
+def _block_gather(placement: BlockGather, shape: Shape, labels: tuple[int, ...], limits: Limits) -> AffineMap:
+    axis = check_axis(shape, placement.axis, placement)
+    return _gather(shape, axis, placement.size, placement.by_rank, labels, "block")
+
+
+@lower.register
+def _experts(placement: Experts, shape: Shape, labels: tuple[int, ...], limits: Limits) -> AffineMap:
+    if not shape:
+        raise InvalidMapError("Experts needs a tensor [experts, ...], got a 0-d tensor")
+    return _gather(shape, 0, 1, placement.by_rank, labels, "expert")
+
+
+def _gather(shape: Shape, axis: int, size: int, by_rank: ByRank, labels: tuple[int, ...], what: str) -> AffineMap:
+    n = shape[axis]
+    count = -(-n // size)
+    ids = dict(by_rank)
+    extents, runs = [], []
+    for rank in labels:
+        at, its = 0, []
+        for block in ids.get(rank, ()):
+            if block >= count:
+                raise InvalidMapError(
+                    f"rank {rank} lists {what} {block}, but axis {axis} of shape {shape} has {count} {what}s"
+                    f" of {size}, 0..{count - 1}"
+                )
+            extent = min(size, n - block * size)
+            its.append(Run(at, block * size, extent))
+            at += extent
+        extents.append(at)
+        runs.append(its)
+    return along_axis(shape, axis, labels, extents, runs)
+
+
+@lower.register
+def _cyclic(placement: Cyclic, shape: Shape, labels: tuple[int, ...], limits: Limits) -> AffineMap:
+    axis = check_axis(shape, placement.axis, placement)
+    n, block, ranks = shape[axis], placement.block, len(labels)
+    whole, tail = divmod(n, block)
+    extents, runs = [], []
+    for position in range(ranks):
+        first = (position - placement.first) % ranks
+        count = max(0, -(-(whole - first) // ranks))
+        its = [Run(0, first * block, block, count, ranks * block)]
+        at = count * block
+        if tail and whole % ranks == first:
+            its.append(Run(at, whole * block, tail))
+            at += tail
+        extents.append(at)
+        runs.append(its)
+    return along_axis(shape, axis, labels, extents, runs)
+
+
+@lower.register
+def _strided(placement: StridedSplit, shape: Shape, labels: tuple[int, ...], limits: Limits) -> AffineMap:
+    axis = check_axis(shape, placement.axis, placement)
+    runs: list[list[Run]] = [[] for _ in labels]
+    at = [0] * len(labels)
+    for start, size in _chunks(0, shape[axis], placement.split_factor):
+        for k, (begin, extent) in enumerate(_chunks(start, size, len(labels))):
+            runs[k].append(Run(at[k], begin, extent))
+            at[k] += extent
+    return along_axis(shape, axis, labels, at, runs)
+
+
+def _chunks(start: int, n: int, parts: int) -> list[tuple[int, int]]:
+    """(start, size) of each part of ``torch.chunk``, empty ones included."""
+    each = -(-n // parts)
+    ends = [min(n, (k + 1) * each) for k in range(parts)]
+    return [(start + a, b - a) for a, b in zip([0, *ends], ends)]
+
+
+@lower.register
+def _flat(placement: Flat, shape: Shape, labels: tuple[int, ...], limits: Limits) -> AffineMap:
+    n, ranks = math.prod(shape), len(labels)
+    whole = math.lcm(placement.align, ranks)
+    each = -(-n // whole) * whole // ranks
+    pieces = [
+        Piece((max(0, min(each, n - k * each)),), Side(0, (1,), rank), Side(k * each, (1,)))
+        for k, rank in enumerate(labels)
+    ]
+    m = AffineMap.from_pieces(Space.shards(dict.fromkeys(labels, (each,))), Space.logical(shape), pieces)
+    return remember(m, single_valued=True)
+
+
+@lower.register
+def _custom(placement: Custom, shape: Shape, labels: tuple[int, ...], limits: Limits) -> AffineMap:
+    m = placement.map
+    if m.codomain != Space.logical(shape):
+        raise InvalidMapError(f"a Custom map onto {m.codomain} was given a tensor of shape {shape}")
+    unknown = [r for r in m.ranks if r not in labels]
+    if unknown:
+        raise InvalidMapError(f"a Custom map has ranks {m.ranks}, but only {labels} are there")
+    answer = is_single_valued(m)
+    if not answer:
+        raise InvalidMapError(f"a Custom map is no layout: {answer.reason}")
+    absent = [r for r in labels if r not in m.ranks]
+    return m if not absent else _with_empty(m, absent)
+
+
+def _with_empty(m: AffineMap, ranks: Sequence[int]) -> AffineMap:
+    """``m`` with further ranks that hold nothing, their shards empty along axis 0."""
+    if m.logical_shape == ():
+        raise InvalidMapError(f"a 0-d tensor has no empty shard to give to ranks {list(ranks)}")
+    shapes = {b.rank: b.shape for b in m.domain.boxes if b.rank is not None}
+    empty = (0, *m.logical_shape[1:])
+    storage = Space.shards({**shapes, **dict.fromkeys(ranks, empty)})
+    old = [storage.index(b.rank, b.name) for b in m.domain.boxes]
+    c = m.table.columns
+    from_old = c._replace(dom_box=np.array(old, np.int64)[c.dom_box])
+    return remember(from_columns(storage, m.codomain, from_old), single_valued=True)
+
+
+@lower.register
+def _segments(placement: Segments, shape: Shape, labels: tuple[int, ...], limits: Limits) -> AffineMap:
+    axis = check_axis(shape, placement.axis, placement)
+    total = sum(size for size, _ in placement.parts)
+    if total != shape[axis]:
+        raise InvalidMapError(
+            f"segments {[size for size, _ in placement.parts]} add up to {total},"
+            f" but axis {axis} of shape {shape} has {shape[axis]}"
+        )
+    inner = [
+        lower(p, (*shape[:axis], size, *shape[axis + 1 :]), labels, limits) for size, p in placement.parts
+    ]
+    shards = {r: _concatenated([m.shard_shape(r) for m in inner], axis, r) for r in labels}
+    storage, logical = Space.shards(shards), Space.logical(shape)
+    tables = []
+    start = 0
+    at = dict.fromkeys(labels, 0)
+    for (size, _), m in zip(placement.parts, inner):
+        into_logical = _window(m.codomain, logical, axis, {None: start})
+        into_storage = _window(m.domain, storage, axis, at)
+        moved = compose(into_logical, compose(m, invert(into_storage), limits=limits), limits=limits)
+        tables.append(moved.table)
+        start += size
+        at = {r: at[r] + m.shard_shape(r)[axis] for r in labels}
+    table = disjoint(concatenate(tables), limits, Budget(limits))
+    whole = AffineMap(storage, logical, table)
+    return remember(whole, single_valued=all(known(m, "single_valued") for m in inner))
+
+
+def _concatenated(shapes: Sequence[Shape], axis: int, rank: int) -> Shape:
+    """The shape of shards put end to end along ``axis``."""
+    for shape in shapes:
+        others = {s[:axis] + s[axis + 1 :] for s in (shapes[0], shape)}
+        if len(shape) != len(shapes[0]) or len(others) > 1:
+            raise InvalidMapError(
+                f"segments of rank {rank} have shapes {shapes[0]} and {shape},"
+                f" which cannot be put end to end along axis {axis}"
+            )
+    first = shapes[0]
+    return (*first[:axis], sum(s[axis] for s in shapes), *first[axis + 1 :])
+
+
+def _window(part: Space, whole: Space, axis: int, at: Mapping[Any, int]) -> AffineMap:
+    """The map that places each box of ``part`` in the box of the same rank of ``whole``,
+    from position ``at[rank]`` of ``axis`` on."""
+    pieces = []
+    for b in part.boxes:
+        strides = row_major(whole.shape(b.rank))
+        side = Side(at[b.rank] * strides[axis], strides, b.rank)
+        pieces.append(Piece(b.shape, Side(0, row_major(b.shape), b.rank), side))
+    return remember(AffineMap.from_pieces(part, whole, pieces), single_valued=True, injective=True)

@@ -1,0 +1,177 @@
+"""Questions about maps, answered with a witness."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .._errors import InvalidMapError
+from .._limits import Budget, Limits
+from .._struct import struct
+from ..maps import AffineMap, Space
+from ..maps._map import check_bounds
+from ..maps._meet import Met, meet
+from ..maps._relation import CODOMAIN, DOMAIN, count_common, exact_sizes, side_blocks
+from ..maps._space import describe_key, row_major
+from ..maps._table import build
+from ._regions import padding, uncovered
+
+
+@struct
+class Answer:
+    """Yes or no, in a form that can be read: false answers carry a witness and a reason.
+
+    ``witness`` is plain data (keys, slots, elements); truth value and comparison with a bool
+    are the answer itself.
+    """
+
+    holds: bool
+    reason: str = ""
+    witness: Any = None
+
+    def __bool__(self) -> bool:
+        return self.holds
+
+
+YES = Answer(True)
+
+
+def is_single_valued(m: AffineMap) -> Answer:
+    """Whether every slot has at most one element and one scale (every layout does)."""
+    return YES if m.single_valued else _collision(m, DOMAIN, "slot", "elements")
+
+
+def is_injective(m: AffineMap) -> Answer:
+    """Whether every element sits in at most one slot, at one scale (no replicas)."""
+    return YES if m.injective else _collision(m, CODOMAIN, "element", "slots")
+
+
+def is_total(m: AffineMap) -> Answer:
+    """Whether every slot of the domain is mapped (no padding)."""
+    return _covers(m, DOMAIN, "slot", "is mapped nowhere")
+
+
+def is_surjective(m: AffineMap) -> Answer:
+    """Whether every element of the codomain is reached (nothing uncovered)."""
+    return _covers(m, CODOMAIN, "element", "is held by nobody")
+
+
+def multiplicity(m: AffineMap, element: int, *, name: str = "", rank: int | None = None) -> int:
+    """How many slots hold one element (a flat index of its logical tensor).
+
+    Over all elements these add up to the number of slots that are not padding.
+    """
+    at = m.codomain.index(rank, name)
+    size = m.codomain.boxes[at].size
+    if not 0 <= element < size:
+        raise InvalidMapError(f"element {element} is outside {describe_key((rank, name))}, 0..{size - 1}")
+    limits = Limits()
+    blocks = side_blocks(m.table, CODOMAIN)
+    zero = np.zeros(1, np.int64)
+    point = blocks._replace(
+        box=zero + at, offset=zero + element, shape=np.ones((0, 1), np.int64), strides=np.ones((0, 1), np.int64),
+        pay_offset=np.zeros((0, 1), np.int64), pay_strides=np.zeros((0, 0, 1), np.int64),
+    )  # fmt: skip
+    return sum(exact_sizes(meet(blocks, point, limits, Budget(limits)).shape))
+
+
+def check(m: AffineMap, *, limits: Limits = Limits()) -> AffineMap:
+    """``m`` itself, after proving what its constructor promises: bounds, normal form, and that
+    its pieces are disjoint and list each pair once. Raises ``InvalidMapError``."""
+    check_bounds(m.domain, m.codomain, m.table.columns)
+    if (m.table.rows[5] < 1).any() or (m.table.rows[4] == 0).any():
+        raise InvalidMapError("a piece has a scale of 0 or a denominator below 1")
+    if build(m.table.columns) != m.table:
+        raise InvalidMapError("the pieces are not in normal form; build maps with AffineMap.from_pieces")
+    listed = sum(exact_sizes(m.table.shape))
+    met = count_common(m.table, m.table, limits, Budget(limits))
+    if met != listed:
+        raise InvalidMapError(
+            f"the pieces overlap: they list {listed} pairs but meet each other in {met};"
+            " build maps with AffineMap.from_pieces"
+        )
+    return m
+
+
+def check_layout(m: AffineMap) -> AffineMap:
+    """``m`` itself, after proving that it is a layout: from storage of ranks to logical tensors,
+    one element and one scale per slot. Raises ``InvalidMapError`` with the first bad slot."""
+    check(m)
+    if any(b.rank is None for b in m.domain.boxes):
+        raise InvalidMapError(f"a layout starts from shards of ranks; its domain is {m.domain}")
+    if any(b.rank is not None for b in m.codomain.boxes):
+        raise InvalidMapError(f"a layout ends in logical tensors; its codomain is {m.codomain}")
+    answer = is_single_valued(m)
+    if not answer:
+        raise InvalidMapError(f"not a layout: {answer.reason}")
+    return m
+
+
+# --- witnesses ----------------------------------------------------------------------------
+
+
+def coordinates(space: Space, box: int, address: int) -> tuple[int, ...]:
+    """The index of an address in its box."""
+    index = []
+    for stride in row_major(space.boxes[box].shape):
+        at, address = divmod(address, stride)
+        index.append(at)
+    return tuple(index)
+
+
+def say_slot(space: Space, box: int, address: int) -> str:
+    """``slot 3 (row-major index (0, 3)) of rank 1``."""
+    b = space.boxes[box]
+    where = f" (index {coordinates(space, box, address)})" if len(b.shape) > 1 else ""
+    return f"{address}{where} of {describe_key(b.key)}"
+
+
+def _collision(m: AffineMap, side: int, one: str, many: str) -> Answer:
+    """The first address of one side that pairs with two on the other, with both."""
+    limits = Limits()
+    blocks = side_blocks(m.table, side, DOMAIN, CODOMAIN)
+    met = meet(blocks, blocks, limits, Budget(limits))
+    near, far = (m.domain, m.codomain) if side == DOMAIN else (m.codomain, m.domain)
+    c = m.table.columns
+    box = c.dom_box if side == DOMAIN else c.cod_box
+    far_box = c.cod_box if side == DOMAIN else c.dom_box
+    other = 1 - side
+    points = [p for k in range(len(met.left)) for p in _points_apart(met, k, other)]
+    found = min(
+        (int(box[met.left[k]]), int(at[side]), k, at, to)
+        for k, at, to in points
+        if at != to or met.left[k] < met.right[k]
+    )
+    b, address, k, at, to = found
+    i, j = int(met.left[k]), int(met.right[k])
+    scales = [f"{c.numerator[p]}/{c.denominator[p]}" for p in (i, j)]
+    ends = [say_slot(far, int(far_box[p]), e[other]) for p, e in ((i, at), (j, to))]
+    at_scale = "" if scales[0] == scales[1] else f" at scales {scales[0]} and {scales[1]}"
+    reason = f"{one} {say_slot(near, b, address)} has the two {many} {ends[0]} and {ends[1]}{at_scale}"
+    keys = [far.boxes[int(far_box[p])].key for p in (i, j)]
+    witness = (near.boxes[b].key, address, (keys[0], at[other]), (keys[1], to[other]))
+    return Answer(False, reason, witness)
+
+
+def _points_apart(met: Met, k: int, other: int) -> list[tuple[int, list[int], list[int]]]:
+    """Corner points of a family of meetings: both ends at the start and one step along each axis
+    where they part."""
+    left, right = met.left_offset[:, k], met.right_offset[:, k]
+    points = [(k, left.tolist(), right.tolist())]
+    for n, a, b in zip(met.shape[:, k], met.left_strides[:, :, k].T, met.right_strides[:, :, k].T):
+        if n > 1 and a[other] != b[other]:
+            points.append((k, (left + a).tolist(), (right + b).tolist()))
+            points.append((k, (left + a * (n - 1)).tolist(), (right + b * (n - 1)).tolist()))
+    return points
+
+
+def _covers(m: AffineMap, side: int, what: str, verb: str) -> Answer:
+    space = m.domain if side == DOMAIN else m.codomain
+    rest = padding(m) if side == DOMAIN else uncovered(m)
+    if not len(rest):
+        return YES
+    c = rest.table.columns
+    box, address = int(c.dom_box[0]), int(c.dom_offset[0])
+    reason = f"{what} {say_slot(space, box, address)} {verb}; {rest.size} in all"
+    return Answer(False, reason, (space.boxes[box].key, address))

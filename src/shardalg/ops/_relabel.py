@@ -1,0 +1,62 @@
+"""Other keys for the boxes of one side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from .._errors import InvalidMapError
+from ..maps import AffineMap, Box, Space
+from ..maps._map import known, rebox, remember
+from ..maps._space import IntArray, Key, describe_key
+from ..maps._table import build
+
+Keys: TypeAlias = "Mapping[Any, Any] | Sequence[int] | Callable[[Key], Key]"
+
+
+def relabel(m: AffineMap, *, domain: Keys | None = None, codomain: Keys | None = None) -> AffineMap:
+    """``m`` with other keys on the boxes of one or both sides; elements stay where they are.
+
+    Keys are given as ``{old: new}`` (ranks, names, or (rank, name) pairs; those not named
+    stay), as a sequence of new ranks by old rank, or as a function of a (rank, name) pair.
+    A group action: relabelling twice is relabelling by the product.
+
+    >>> from shardalg import layout, Split
+    >>> relabel(layout((4,), Split(0), ranks=2), domain={0: 5, 1: 3}).ranks
+    (3, 5)
+    """
+    dom, dom_boxes = _relabelled(m.domain, domain)
+    cod, cod_boxes = _relabelled(m.codomain, codomain)
+    if dom is m.domain and cod is m.codomain:
+        return m
+    renamed = AffineMap(dom, cod, build(rebox(m.table, dom_boxes, cod_boxes)))
+    return remember(renamed, **{q: known(m, q) for q in ("single_valued", "injective")})
+
+
+def _relabelled(space: Space, keys: Keys | None) -> tuple[Space, IntArray | None]:
+    if keys is None:
+        return space, None
+    boxes = [Box(b.shape, *_new_key(b.key, keys)) for b in space.boxes]
+    renamed = Space(tuple(boxes))
+    return renamed, np.array([renamed.index(*b.key) for b in boxes], np.int64)
+
+
+def _new_key(key: Key, keys: Keys) -> Key:
+    rank, name = key
+    if callable(keys):
+        return keys(key)
+    if isinstance(keys, Mapping):
+        if key in keys:
+            new = keys[key]
+        elif rank is not None and rank in keys:
+            new = keys[rank]
+        else:
+            new = keys.get(name, key) if rank is None or name else key
+        if isinstance(new, tuple):
+            return new
+        return (rank, new) if isinstance(new, str) else (new, name)
+    if rank is None or not 0 <= rank < len(keys):
+        raise InvalidMapError(f"no new rank is given for {describe_key(key)}: {len(keys)} ranks listed")
+    return keys[rank], name
