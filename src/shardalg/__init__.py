@@ -1,4 +1,5 @@
 """shardalg"""
+
 from ._errors import *
 from ._limits import Limits as Limits
 from ._struct import tree_map, tree_leaves

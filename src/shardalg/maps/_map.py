@@ -71,9 +71,7 @@ class AffineMap:
 
     def pieces_of(self, rank: int | None, name: str | None = None) -> tuple[Piece, ...]:
         """The pieces whose domain box has this rank (and name, where one is given)."""
-        boxes = [
-            i for i, b in enumerate(self.domain.boxes) if b.rank == rank and name in (None, b.name)
-        ]
+        boxes = [i for i, b in enumerate(self.domain.boxes) if b.rank == rank and name in (None, b.name)]
         if not boxes:
             self.domain.index(rank, name or "")
         return tuple(Pieces(self, np.flatnonzero(np.isin(self.table.columns.dom_box, boxes))))
@@ -275,5 +273,3 @@ def rebox(table: PieceTable, dom: IntArray | None, cod: IntArray | None) -> Colu
         dom_box=c.dom_box if dom is None else dom[c.dom_box],
         cod_box=c.cod_box if cod is None else cod[c.cod_box],
     )
-
-

@@ -249,7 +249,9 @@ def _products(
         return x, names, digits, hard
     carved = [_carve(x, int(k), chain, budget) for k in hard]
     blocks = [x.take(np.flatnonzero(digits.product)), *carved]
-    origin = np.concatenate([np.flatnonzero(digits.product), *(np.full(len(c.box), k) for c, k in zip(carved, hard))])
+    origin = np.concatenate(
+        [np.flatnonzero(digits.product), *(np.full(len(c.box), k) for c, k in zip(carved, hard))]
+    )
     axes = max(len(y.shape) for y in blocks)
     x = _stack([_pad_axes(y, axes) for y in blocks])
     digits = _digits(x, chain)
@@ -370,7 +372,9 @@ def _meet_products(
     if not keep.all():
         picked = np.flatnonzero(keep)
         left, right = left[picked], right[picked]
-        levels = [(x[picked], y[picked], c[picked], _pick(i, picked), _pick(j, picked)) for x, y, c, i, j in levels]
+        levels = [
+            (x[picked], y[picked], c[picked], _pick(i, picked), _pick(j, picked)) for x, y, c, i, j in levels
+        ]
     limits.hold(bound, len(left))
     for x, y, c, i, j in reversed(levels):  # outermost digit first
         starts_a.append(x)
@@ -547,9 +551,7 @@ def _meet_hard(
             shape[i, k], strides[:, i, k] = extent, step
     offset = np.array([s.offset for _, _, s in found], np.int64).reshape(len(found), width).T
     left, right = (np.array([f[i] for f in found], np.int64) for i in (0, 1))
-    return [
-        Met(left, right, shape, offset[:width_a], strides[:width_a], offset[width_a:], strides[width_a:])
-    ]
+    return [Met(left, right, shape, offset[:width_a], strides[:width_a], offset[width_a:], strides[width_a:])]
 
 
 def _meet_pair(a: Blocks, b: Blocks, i: int, j: int, budget: Budget) -> list[Solution]:

@@ -64,14 +64,10 @@ class Families(NamedTuple):
     strides: IntArray
 
 
-def common(
-    a: PieceTable, b: PieceTable, limits: Limits, budget: Budget, *, index: bool = False
-) -> Families:
+def common(a: PieceTable, b: PieceTable, limits: Limits, budget: Budget, *, index: bool = False) -> Families:
     """Families of triples in both tables, each once if each table lists its triples once."""
     key, far = _join_sides(a, b)
-    met = meet(
-        side_blocks(a, key, DOMAIN, CODOMAIN, index=index), side_blocks(b, key, far), limits, budget
-    )
+    met = meet(side_blocks(a, key, DOMAIN, CODOMAIN, index=index), side_blocks(b, key, far), limits, budget)
     ca, cb = a.columns, b.columns
     far_a, far_b = (ca.cod_box, cb.cod_box) if far == CODOMAIN else (ca.dom_box, cb.dom_box)
     same = far_a[met.left] == far_b[met.right]
@@ -110,7 +106,13 @@ _Row = tuple[int, Vector, tuple[tuple[int, Vector], ...]]  # family, offset, axe
 
 
 def _level(
-    shape: IntArray, offset: IntArray, strides: IntArray, slope: IntArray, gap: IntArray, picked: IntArray, budget: Budget
+    shape: IntArray,
+    offset: IntArray,
+    strides: IntArray,
+    slope: IntArray,
+    gap: IntArray,
+    picked: IntArray,
+    budget: Budget,
 ) -> list[_Row]:
     """The sub-families on which ``slope . t == gap``."""
     rows: list[_Row] = []
@@ -146,7 +148,11 @@ def _extended(found: Families, left: IntArray, right: IntArray, rows: list[_Row]
             shape[i, j], strides[:, i, j] = extent, step
     which = np.array([r[0] for r in rows], np.int64)
     return Families(
-        np.concatenate([found.left, left[which]]), np.concatenate([found.right, right[which]]), shape, offset, strides
+        np.concatenate([found.left, left[which]]),
+        np.concatenate([found.right, right[which]]),
+        shape,
+        offset,
+        strides,
     )
 
 
@@ -274,7 +280,9 @@ def _slices(cell: Cell, k: int, budget: Budget) -> list[Cell]:
 _Parts = list[tuple[int, int]]  # (extent, stride) of nested progressions in one index
 
 
-def _placed(fixed: Cell, start: int, parts: _Parts, step: Vector, rest: tuple[tuple[int, Vector], ...]) -> Cell:
+def _placed(
+    fixed: Cell, start: int, parts: _Parts, step: Vector, rest: tuple[tuple[int, Vector], ...]
+) -> Cell:
     """``fixed`` with an index axis restricted to nested progressions, and further axes."""
     none = (0,) * len(step)
     here = tuple((n, add(none, step, s)) for n, s in parts if n > 1)

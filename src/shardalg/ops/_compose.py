@@ -34,9 +34,7 @@ def compose(g: AffineMap, f: AffineMap, *, limits: Limits = Limits()) -> AffineM
     """
     require_same_space(f.codomain, g.domain, "compose", "the codomain of f", "the domain of g")
     budget = Budget(limits)
-    met = meet(
-        side_blocks(f.table, CODOMAIN, DOMAIN), side_blocks(g.table, DOMAIN, CODOMAIN), limits, budget
-    )
+    met = meet(side_blocks(f.table, CODOMAIN, DOMAIN), side_blocks(g.table, DOMAIN, CODOMAIN), limits, budget)
     cf, cg = f.table.columns, g.table.columns
     numerator, denominator = product_scale(
         (cf.numerator[met.left], cf.denominator[met.left]),

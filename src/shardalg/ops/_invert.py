@@ -27,6 +27,4 @@ def invert(m: AffineMap) -> AffineMap:
         c.shape, c.cod_strides, c.dom_strides,
     )  # fmt: skip
     inverse = AffineMap(m.codomain, m.domain, build(swapped))
-    return remember(
-        inverse, single_valued=known(m, "injective"), injective=known(m, "single_valued")
-    )
+    return remember(inverse, single_valued=known(m, "injective"), injective=known(m, "single_valued"))

@@ -170,7 +170,9 @@ def _mesh(
         sizes = [_count(n) for n in mesh]
         names = list(range(len(sizes)))
     else:
-        raise InvalidMapError("a list of placements needs mesh={name: size} or an array of ranks of its shape")
+        raise InvalidMapError(
+            "a list of placements needs mesh={name: size} or an array of ranks of its shape"
+        )
     if len(placements) != len(sizes):
         raise InvalidMapError(f"{len(placements)} placements for a mesh of {len(sizes)} axes {names}")
     return names, sizes
@@ -273,7 +275,9 @@ def split_sizes(p: Split, shape: Shape, axis: int, ranks: int) -> tuple[list[int
     what = f"axis {axis} of shape {shape}"
     if p.sizes is not None:
         if len(p.sizes) != ranks:
-            raise InvalidMapError(f"cannot split {what} over {ranks} ranks: sizes={p.sizes} has {len(p.sizes)}")
+            raise InvalidMapError(
+                f"cannot split {what} over {ranks} ranks: sizes={p.sizes} has {len(p.sizes)}"
+            )
         if sum(p.sizes) != n:
             raise InvalidMapError(
                 f"cannot split {what}: sizes={p.sizes} add up to {sum(p.sizes)}, not {n};"
@@ -323,7 +327,9 @@ def _experts(placement: Experts, shape: Shape, labels: tuple[int, ...], limits: 
     return _gather(shape, 0, 1, placement.by_rank, labels, "expert")
 
 
-def _gather(shape: Shape, axis: int, size: int, by_rank: ByRank, labels: tuple[int, ...], what: str) -> AffineMap:
+def _gather(
+    shape: Shape, axis: int, size: int, by_rank: ByRank, labels: tuple[int, ...], what: str
+) -> AffineMap:
     n = shape[axis]
     count = -(-n // size)
     ids = dict(by_rank)

@@ -41,7 +41,9 @@ def nest(
     inner = {r: inner[r] for r in outer.ranks}
     width = 1 + max((i for m in inner.values() for i in m.ranks), default=0)
     label = {
-        (r, i): r * width + i if ranks is None else _label(ranks, r, i) for r, m in inner.items() for i in m.ranks
+        (r, i): r * width + i if ranks is None else _label(ranks, r, i)
+        for r, m in inner.items()
+        for i in m.ranks
     }
     return compose(outer, _side_by_side(outer, inner, label), limits=limits)
 
@@ -53,10 +55,15 @@ def _label(ranks: Mapping[tuple[int, int], int], r: int, i: int) -> int:
         raise InvalidMapError(f"nest: ranks= has no entry for outer rank {r}, inner rank {i}") from None
 
 
-def _side_by_side(outer: AffineMap, inner: Mapping[int, AffineMap], label: Mapping[tuple[int, int], int]) -> AffineMap:
+def _side_by_side(
+    outer: AffineMap, inner: Mapping[int, AffineMap], label: Mapping[tuple[int, int], int]
+) -> AffineMap:
     """The inner maps as one map into the storage of ``outer``."""
     boxes = [
-        Box(b.shape, label[r, b.rank], b.name) for r, m in inner.items() for b in m.domain.boxes if b.rank is not None
+        Box(b.shape, label[r, b.rank], b.name)
+        for r, m in inner.items()
+        for b in m.domain.boxes
+        if b.rank is not None
     ]
     storage = Space(tuple(boxes))
     tables = []

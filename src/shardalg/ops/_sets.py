@@ -67,4 +67,3 @@ def _part_of(result: AffineMap, *wholes: AffineMap) -> AffineMap:
 def _same_spaces(a: AffineMap, b: AffineMap, verb: str) -> None:
     require_same_space(a.domain, b.domain, verb, "the first domain", "the second")
     require_same_space(a.codomain, b.codomain, verb, "the first codomain", "the second")
-

@@ -80,9 +80,7 @@ def _families(table: PieceTable, picked: np.ndarray[tuple[int], np.dtype[np.int6
     c = table.columns
     heads = zip(c.dom_offset[picked].tolist(), c.cod_offset[picked].tolist())
     axes = zip(*(x[:, picked].T.tolist() for x in (c.shape, c.dom_strides, c.cod_strides)))
-    return [
-        (head, tuple((n, d, e) for n, d, e in zip(*part) if n > 1)) for head, part in zip(heads, axes)
-    ]
+    return [(head, tuple((n, d, e) for n, d, e in zip(*part) if n > 1)) for head, part in zip(heads, axes)]
 
 
 def _as_table(families: list[Family], head: list[int]) -> PieceTable:
@@ -96,9 +94,7 @@ def _as_table(families: list[Family], head: list[int]) -> PieceTable:
     offsets = np.array([f[0] for f in families], np.int64).T
     same: Callable[[int], np.ndarray[tuple[int], np.dtype[np.int64]]] = lambda v: np.full(count, v)  # noqa: E731
     return build(
-        Columns(
-            same(head[0]), offsets[0], same(head[2]), offsets[1], same(head[4]), same(head[5]), *blocks
-        )
+        Columns(same(head[0]), offsets[0], same(head[2]), offsets[1], same(head[4]), same(head[5]), *blocks)
     )
 
 

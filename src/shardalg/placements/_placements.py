@@ -100,7 +100,9 @@ class BlockGather(Placement):
     size: int
     by_rank: ByRank
 
-    def __init__(self, axis: int, size: int, by_rank: Mapping[int, Iterable[int]] | Sequence[Iterable[int]]) -> None:
+    def __init__(
+        self, axis: int, size: int, by_rank: Mapping[int, Iterable[int]] | Sequence[Iterable[int]]
+    ) -> None:
         object.__setattr__(self, "axis", as_int(axis, "BlockGather.axis"))
         object.__setattr__(self, "size", _positive(size, "BlockGather.size"))
         object.__setattr__(self, "by_rank", as_by_rank(by_rank, "block"))
