@@ -47,7 +47,7 @@ def struct(cls: type[T]) -> type[T]:
         static = tuple(getattr(x, name) for name in statics)
         return tuple(getattr(x, name) for name in leaves), static, leaves
 
-    def unflatten(static: tuple[Any, ...], children: Any) -> Any:
+    def unflatten(static: Any, children: Any) -> Any:
         return _build(node, dict(zip(statics, static)) | dict(zip(leaves, children)))
 
     optree.register_pytree_node(node, flatten, unflatten, namespace=NAMESPACE)

@@ -103,7 +103,8 @@ class AffineMap:
         return self.domain.shape(rank, name)
 
     def __repr__(self) -> str:
-        return f"AffineMap.from_pieces({self.domain!r}, {self.codomain!r}, [{', '.join(map(repr, self.pieces))}])"
+        pieces = ", ".join(map(repr, self.pieces))
+        return f"AffineMap.from_pieces({self.domain!r}, {self.codomain!r}, [{pieces}])"
 
     # --- plain data ---
 
@@ -211,7 +212,9 @@ def columns_of(domain: Space, codomain: Space, pieces: Sequence[Piece]) -> Colum
     table = np.array(rows, np.int64).reshape(len(rows), 6 + 3 * axes).T
     if pieces and axes == 0 and not all(p.size for p in pieces):
         table = table[:, [bool(p.size) for p in pieces]]
-    return Columns(*table[:6], table[6 : 6 + axes], table[6 + axes : 6 + 2 * axes], table[6 + 2 * axes :])
+    shape, blocks = table[6 : 6 + axes], table[6 + axes :]
+    left = (table[0], table[1], table[2], table[3], table[4], table[5])
+    return Columns(*left, shape, blocks[:axes], blocks[axes:])
 
 
 def check_bounds(domain: Space, codomain: Space, c: Columns) -> None:

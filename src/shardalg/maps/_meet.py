@@ -161,7 +161,7 @@ class Digits(NamedTuple):
 
     start: IntArray
     step: IntArray
-    count: IntArray
+    count: IntArray  # type: ignore[assignment]
     payload: IntArray
     free_shape: IntArray
     free_payload: IntArray
@@ -421,7 +421,7 @@ def _candidates(
     a: Blocks, b: Blocks, da: Digits, db: Digits, easy_a: IntArray, easy_b: IntArray, limits: Limits
 ) -> tuple[IntArray, IntArray]:
     """Pairs whose ranges overlap in the digit where the fewest do."""
-    best: tuple[int, tuple[IntArray, ...]] | None = None
+    best: tuple[int, IntArray, IntArray, IntArray, IntArray] | None = None
     boxed = bool((a.box[easy_a] != a.box[easy_a[0]]).any() or (b.box[easy_b] != a.box[easy_a[0]]).any())
     for k in range(len(da.start) - 1, -1, -1):
         low_a, high_a = _range(da, k, easy_a)
@@ -434,12 +434,12 @@ def _candidates(
                 low_b, high_b = low_b + b.box[easy_b] * reach, high_b + b.box[easy_b] * reach
         total = _overlapping(low_a, high_a, low_b, high_b)
         if best is None or total < best[0]:
-            best = (total, (low_a, high_a, low_b, high_b))
+            best = (total, low_a, high_a, low_b, high_b)
         if total <= max(len(easy_a), len(easy_b)):
             break
     assert best is not None
     limits.hold("pairs", best[0])
-    left, right = _overlap_pairs(*best[1], limits)
+    left, right = _overlap_pairs(*best[1:], limits)
     left, right = easy_a[left], easy_b[right]
     if boxed:
         same = a.box[left] == b.box[right]

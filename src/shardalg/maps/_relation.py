@@ -244,8 +244,8 @@ def _cells_table(cells: list[tuple[int, Cell]], origin: PieceTable) -> PieceTabl
     c, which = origin.columns, np.array([piece for piece, _ in cells], np.int64)
     return build(
         Columns(
-            c.dom_box[which], offset[0], c.cod_box[which], offset[1], c.numerator[which], c.denominator[which],
-            shape, strides[0], strides[1],
+            c.dom_box[which], offset[0], c.cod_box[which], offset[1],
+            c.numerator[which], c.denominator[which], shape, strides[0], strides[1],
         )
     )  # fmt: skip
 

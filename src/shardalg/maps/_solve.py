@@ -61,7 +61,7 @@ def solve(digits: list[Digit], constant: int, width: int, budget: Budget) -> lis
     >>> from shardalg import Limits
     >>> ten = [Digit(4, 5, (1, 0)), Digit(6, 5, (0, 1))]
     >>> solve(ten, 24, 2, Budget(Limits()))
-    [Solution(offset=(0, 4), axes=((2, (3, -2)),))]
+    [Solution(offset=(3, 2), axes=((2, (-3, 2)),))]
     """
     live = sorted((d for d in digits if d.extent > 1), key=lambda d: -d.stride)
     return _solve(live, constant, (0,) * width, budget)

@@ -54,7 +54,7 @@ class PieceTable:
         self._hash: int | None = None
 
     def __len__(self) -> int:
-        return self.rows.shape[1]
+        return int(self.rows.shape[1])
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, PieceTable):
@@ -85,7 +85,8 @@ class PieceTable:
     @property
     def sizes(self) -> IntArray:
         """Pairs per piece."""
-        return np.prod(self.shape, axis=0, dtype=np.int64)
+        sizes: IntArray = np.prod(self.shape, axis=0, dtype=np.int64)
+        return sizes
 
     @property
     def size(self) -> int:

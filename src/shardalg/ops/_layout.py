@@ -212,7 +212,7 @@ class Run(NamedTuple):
     at: int
     start: int
     size: int
-    count: int = 1
+    count: int = 1  # type: ignore[assignment]
     step: int = 0
 
 

@@ -70,7 +70,8 @@ def multiplicity(m: AffineMap, element: int, *, name: str = "", rank: int | None
     blocks = side_blocks(m.table, CODOMAIN)
     zero = np.zeros(1, np.int64)
     point = blocks._replace(
-        box=zero + at, offset=zero + element, shape=np.ones((0, 1), np.int64), strides=np.ones((0, 1), np.int64),
+        box=zero + at, offset=zero + element,
+        shape=np.ones((0, 1), np.int64), strides=np.ones((0, 1), np.int64),
         pay_offset=np.zeros((0, 1), np.int64), pay_strides=np.zeros((0, 0, 1), np.int64),
     )  # fmt: skip
     return sum(exact_sizes(meet(blocks, point, limits, Budget(limits)).shape))

@@ -92,7 +92,7 @@ def _as_table(families: list[Family], head: list[int]) -> PieceTable:
         for i, axis in enumerate(parts):
             blocks[:, i, j] = axis
     offsets = np.array([f[0] for f in families], np.int64).T
-    same: Callable[[int], np.ndarray[tuple[int], np.dtype[np.int64]]] = lambda v: np.full(count, v)  # noqa: E731
+    same: Callable[[int], np.ndarray[tuple[int], np.dtype[np.int64]]] = lambda v: np.full(count, v)
     return build(
         Columns(same(head[0]), offsets[0], same(head[2]), offsets[1], same(head[4]), same(head[5]), *blocks)
     )
