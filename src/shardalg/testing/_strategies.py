@@ -1,0 +1,331 @@
+"""Hypothesis strategies for spaces, pieces, maps, placements and layouts.
+
+Sizes are small by default, so that an oracle that walks every slot is cheap; the shapes are
+the awkward ones: empty ranks, padding, uneven replicas, extents of zero and one, strides that
+are negative, zero or huge, sizes that do not divide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn, SearchStrategy
+
+from ..maps import AffineMap, Box, Piece, Side, Space
+from ..maps._map import with_table
+from ..maps._space import Shape
+from ..maps._table import empty_table
+from ..ops import layout, nest, relabel, subtract, union
+from ..placements import (
+    BlockGather,
+    Custom,
+    Cyclic,
+    Experts,
+    Flat,
+    Placement,
+    Replicate,
+    Segments,
+    Split,
+    StridedSplit,
+)
+
+SCALES = tuple(Fraction(*terms) for terms in ((1, 1), (2, 1), (1, 2), (1, 3), (2, 3), (-1, 1)))
+STRETCHES = (1, 1, 1, 3, 2**31 - 1, 2**31 + 1, 2**59 + 1)
+NAMES = ("", "a", "b")
+
+
+def scales() -> SearchStrategy[Fraction]:
+    """Exact scales of a few kinds. Shrinks towards 1."""
+    return st.sampled_from(SCALES)
+
+
+@st.composite
+def shapes(draw: DrawFn, *, max_axes: int = 2, max_size: int = 6) -> Shape:
+    """Shapes of at most ``max_axes`` axes and ``max_size`` elements, also 0-d, empty and with
+    unit axes. Shrinks towards ``()``."""
+    axes = draw(st.integers(0, max_axes))
+    shape: list[int] = []
+    room = max_size
+    for _ in range(axes):
+        most = max(1, room)
+        shape.append(draw(_seldom_zero(most)))
+        room //= max(1, shape[-1])
+    return tuple(shape)
+
+
+def _seldom_zero(most: int) -> SearchStrategy[int]:
+    return st.integers(1, most) | st.integers(1, most) | st.integers(0, most)
+
+
+@st.composite
+def spaces(
+    draw: DrawFn,
+    *,
+    ranked: bool | None = None,
+    max_boxes: int = 3,
+    max_axes: int = 2,
+    max_size: int = 4,
+    stretch: int = 1,
+) -> Space:
+    """Spaces of up to ``max_boxes`` boxes of up to ``max_size`` slots, named or not, with ranks
+    (``ranked=True``), without, or either. ``stretch`` multiplies the last extent of every box.
+    Shrinks towards one 0-d logical tensor, or one 0-d shard on rank 0."""
+    with_ranks = draw(st.booleans()) if ranked is None else ranked
+    keys = st.tuples(st.integers(0, 4) if with_ranks else st.none(), st.sampled_from(NAMES))
+    found = draw(st.lists(keys, min_size=1, max_size=max_boxes, unique=True))
+    boxes = [draw(shapes(max_axes=max_axes, max_size=max_size)) for _ in found]
+    return Space(tuple(Box(_stretched(shape, stretch), *key) for shape, key in zip(boxes, found)))
+
+
+def _stretched(shape: Shape, stretch: int) -> Shape:
+    """``shape`` with its last extent (a new one, where it is 0-d) ``stretch`` times as large."""
+    if stretch == 1:
+        return shape
+    return (*shape[:-1], (shape[-1] if shape else 1) * stretch)
+
+
+@st.composite
+def pieces(
+    draw: DrawFn,
+    domain: Space | None = None,
+    codomain: Space | None = None,
+    *,
+    max_axes: int = 3,
+    max_extent: int = 3,
+    stretch: int = 1,
+    scaled: bool = True,
+) -> Piece:
+    """Pieces that stay inside the boxes of the two spaces (drawn where none is given), with
+    strides of either sign and zero; every address is a multiple of ``stretch``. An empty space
+    gives an empty piece. Shrinks towards one slot, offset 0, scale 1."""
+    ends = [draw(spaces(stretch=stretch)) if s is None else s for s in (domain, codomain)]
+    boxes = [draw(st.sampled_from([b for b in s.boxes if b.size] or list(s.boxes))) for s in ends]
+    if not all(b.size for b in boxes):
+        here, there = (Side(0, (1,), b.rank, b.name) for b in boxes)
+        return Piece((0,), here, there)
+    shape = tuple(draw(st.lists(st.integers(1, max_extent), max_size=max_axes)))
+    here, there = (draw(_sides(b, shape, stretch)) for b in boxes)
+    return Piece(shape, here, there, draw(scales()) if scaled else Fraction(1))
+
+
+@st.composite
+def _sides(draw: DrawFn, box: Box, shape: Shape, stretch: int) -> Side:
+    """Sides of blocks of ``shape`` inside ``box``."""
+    room = -(-box.size // stretch) - 1
+    low, strides = 0, []
+    for extent in shape:
+        most = room // (extent - 1) if extent > 1 else room
+        stride = draw(st.integers(-most, most))
+        room -= abs(stride) * (extent - 1)
+        low += min(0, stride) * (extent - 1)
+        strides.append(stride * stretch)
+    return Side((draw(st.integers(0, room)) - low) * stretch, tuple(strides), box.rank, box.name)
+
+
+@st.composite
+def affine_maps(
+    draw: DrawFn,
+    domain: Space | None = None,
+    codomain: Space | None = None,
+    *,
+    max_pieces: int = 3,
+    max_axes: int = 3,
+    max_extent: int = 3,
+    stretch: int | None = None,
+    scaled: bool = True,
+    single_valued: bool = False,
+    injective: bool = False,
+) -> AffineMap:
+    """Maps of up to ``max_pieces`` drawn pieces between two spaces (drawn where none is given,
+    boxes stretched towards 2**31 and 2**61 now and then), single-valued or injective where
+    asked: there the parts that would break it are left out. Shrinks towards the empty map."""
+    if stretch is None:
+        stretch = 1 if domain or codomain else draw(stretches())
+    dom, cod = (draw(spaces(stretch=stretch)) if s is None else s for s in (domain, codomain))
+    drawn = pieces(dom, cod, max_axes=max_axes, max_extent=max_extent, stretch=stretch, scaled=scaled)
+    found = AffineMap(dom, cod, empty_table())
+    count = draw(_seldom_zero(max_pieces))
+    for piece in draw(st.lists(drawn, min_size=count, max_size=count)):
+        more = union(found, AffineMap.from_pieces(dom, cod, [piece]))
+        if (more.single_valued or not single_valued) and (more.injective or not injective):
+            found = more
+    return found
+
+
+def stretches() -> SearchStrategy[int]:
+    """Factors for addresses: mostly 1, also near 2**31 and 2**59. Shrinks towards 1."""
+    return st.sampled_from(STRETCHES)
+
+
+@st.composite
+def chains(
+    draw: DrawFn, /, *, length: int = 2, stretch: int | None = None, **kinds: Any
+) -> tuple[AffineMap, ...]:
+    """``(f, g, ...)``, where each map starts in the space the one before ends in; ``kinds`` are
+    keywords of ``affine_maps``. Shrinks towards empty maps."""
+    by = draw(stretches()) if stretch is None else stretch
+    ends = [draw(spaces(stretch=by, max_boxes=2)) for _ in range(length + 1)]
+    return tuple(draw(affine_maps(a, b, stretch=by, **kinds)) for a, b in zip(ends, ends[1:]))
+
+
+@st.composite
+def parallels(
+    draw: DrawFn, /, *, length: int = 2, stretch: int | None = None, **kinds: Any
+) -> tuple[AffineMap, ...]:
+    """Maps between the same two spaces, some of them sharing pieces; ``kinds`` are keywords of
+    ``affine_maps``. Shrinks towards empty maps."""
+    by = draw(stretches()) if stretch is None else stretch
+    first = draw(affine_maps(stretch=by, **kinds))
+    found = [first]
+    for _ in range(length - 1):
+        other = draw(affine_maps(first.domain, first.codomain, stretch=by, **kinds))
+        found.append(_sharing(other, draw(st.sampled_from(found)), kinds) if draw(st.booleans()) else other)
+    return tuple(found)
+
+
+def _sharing(other: AffineMap, first: AffineMap, kinds: dict[str, Any]) -> AffineMap:
+    """``other`` with a part of ``first``, where that keeps it of the kinds asked for."""
+    part = with_table(first, first.table.take(slice(0, -(-len(first) // 2))))
+    more = union(subtract(other, first), part)
+    asked = [name for name in ("single_valued", "injective") if kinds.get(name)]
+    return more if all(getattr(more, name) for name in asked) else first
+
+
+# --- placements and layouts ----------------------------------------------------------------
+
+
+def placements(
+    shape: Sequence[int] = (4, 2), ranks: int = 2, *, scaled: bool = True
+) -> SearchStrategy[Placement]:
+    """Placements that apply to a tensor of ``shape`` over ``ranks`` ranks 0, 1, ...: sizes that do
+    not divide, empty and padded shards, uneven replicas, segments. Shrinks towards
+    ``Replicate()``."""
+    shape = tuple(shape)
+    whole = [_replicates(scaled), st.builds(Flat, st.integers(1, 4))]
+    if not shape:
+        return st.one_of(whole)
+    along = st.integers(0, len(shape) - 1).flatmap(lambda axis: _along(shape, axis, ranks, scaled))
+    experts = _lists_by_rank(shape[0], ranks).map(Experts)
+    return st.one_of([*whole[:1], along, experts, *whole[1:], _customs(shape, ranks)])
+
+
+def _replicates(scaled: bool) -> SearchStrategy[Placement]:
+    return st.builds(Replicate, scales() if scaled else st.just(Fraction(1)))
+
+
+def _along(shape: Shape, axis: int, ranks: int, scaled: bool, depth: int = 1) -> SearchStrategy[Placement]:
+    """Placements that cut one axis and keep the others whole."""
+    n = shape[axis]
+    simple = [_replicates(scaled), *_even(axis), _sized(n, axis, ranks), _gathers(n, axis, ranks)]
+    if depth:
+        simple.append(_segments(shape, axis, ranks, scaled))
+    return st.one_of(simple)
+
+
+def _even(axis: int) -> list[SearchStrategy[Placement]]:
+    """Placements that apply to any extent of an axis."""
+    axes = st.just(axis)
+    rules = st.sampled_from(["chunk", "balanced", "pad"])
+    return [
+        st.builds(Split, axes, rule=rules, unit=st.integers(1, 2)),
+        st.builds(Cyclic, axes, st.integers(1, 3), st.integers(0, 2)),
+        st.builds(StridedSplit, axes, st.integers(1, 3)),
+    ]
+
+
+@st.composite
+def _sized(draw: DrawFn, n: int, axis: int, ranks: int) -> Placement:
+    cuts = sorted(draw(st.lists(st.integers(0, n), min_size=ranks - 1, max_size=ranks - 1)))
+    return Split(axis, sizes=tuple(b - a for a, b in zip([0, *cuts], [*cuts, n])))
+
+
+@st.composite
+def _gathers(draw: DrawFn, n: int, axis: int, ranks: int) -> Placement:
+    size = draw(st.integers(1, 3))
+    return BlockGather(axis, size, draw(_lists_by_rank(-(-n // size), ranks)))
+
+
+def _lists_by_rank(count: int, ranks: int) -> SearchStrategy[dict[int, list[int]]]:
+    """Ids below ``count`` for each rank, in any order, replicated, left out."""
+    ids = st.lists(st.integers(0, count - 1), max_size=count, unique=True) if count else st.just([])
+    return st.fixed_dictionaries(dict.fromkeys(range(ranks), ids))
+
+
+@st.composite
+def _segments(draw: DrawFn, shape: Shape, axis: int, ranks: int, scaled: bool) -> Placement:
+    n = shape[axis]
+    cut = draw(st.integers(0, n))
+    parts = []
+    for size in (cut, n - cut):
+        inner = (*shape[:axis], size, *shape[axis + 1 :])
+        parts.append((size, draw(_along(inner, axis, ranks, scaled, depth=0))))
+    return Segments(axis, tuple(parts))
+
+
+@st.composite
+def _customs(draw: DrawFn, shape: Shape, ranks: int) -> Placement:
+    """Any single-valued map of the ranks onto the tensor."""
+    shards = {rank: draw(shapes(max_size=4)) for rank in range(ranks)}
+    drawn = affine_maps(Space.shards(shards), Space.logical(shape), scaled=False, single_valued=True)
+    return Custom(draw(drawn))
+
+
+@st.composite
+def layouts(
+    draw: DrawFn,
+    shape: Sequence[int] | None = None,
+    *,
+    max_ranks: int = 3,
+    max_size: int = 6,
+    scaled: bool = True,
+) -> AffineMap:
+    """Layouts of one tensor (of ``shape``, or drawn): one placement, a mesh of two, a layout
+    whose ranks are renamed with gaps, or one cut again. Shrinks towards a tensor held whole by
+    rank 0."""
+    tensor = draw(shapes(max_size=max_size)) if shape is None else tuple(shape)
+    ranks = draw(st.integers(1, max_ranks))
+    made = layout(tensor, draw(placements(tensor, ranks, scaled=scaled)), ranks=ranks)
+    kind = draw(st.sampled_from(["plain", "mesh", "renamed", "nested"]))
+    if kind == "mesh" and tensor:
+        return draw(_meshes(tensor, scaled))
+    if kind == "renamed":
+        return relabel(made, domain=draw(st.permutations(range(ranks + 2)).map(lambda p: p[:ranks])))
+    if kind == "nested":
+        shards = {r: made.shard_shape(r) for r in made.ranks}
+        return nest(made, {r: layout(s, draw(_anywhere(s)), ranks=2) for r, s in shards.items()})
+    return made
+
+
+@st.composite
+def _meshes(draw: DrawFn, tensor: Shape, scaled: bool) -> AffineMap:
+    outer = st.integers(0, len(tensor) - 1).flatmap(lambda axis: st.one_of(_replicates(scaled), *_even(axis)))
+    parts = [draw(outer), draw(outer)]
+    sizes = {"x": draw(st.integers(1, 2)), "y": draw(st.integers(1, 2))}
+    return layout(tensor, parts, mesh=sizes, order=draw(st.permutations(["x", "y"])))
+
+
+def _anywhere(shape: Shape) -> SearchStrategy[Placement]:
+    """Placements for a shard of ``shape``, whatever it is."""
+    flat = st.builds(Flat, st.integers(1, 3))
+    if not shape:
+        return flat
+    return st.one_of(flat, *_even(len(shape) - 1))
+
+
+@st.composite
+def layout_pairs(
+    draw: DrawFn,
+    shape: Sequence[int] | None = None,
+    *,
+    max_ranks: int = 3,
+    max_size: int = 6,
+    scaled: bool = True,
+) -> tuple[AffineMap, AffineMap]:
+    """A source and a target layout of one tensor, on ranks of their own. Shrinks towards two
+    equal layouts on rank 0."""
+    tensor = draw(shapes(max_size=max_size)) if shape is None else tuple(shape)
+    one = layouts(tensor, max_ranks=max_ranks, scaled=scaled)
+    return draw(one), draw(one)
