@@ -1,13 +1,9 @@
 """Settings of the suite: small and deterministic by default, many more cases with ``make thorough``."""
 
-from __future__ import annotations
-
-import os
-
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
     "quick", derandomize=True, max_examples=25, deadline=None, suppress_health_check=list(HealthCheck)
 )
-settings.register_profile("thorough", parent=settings.get_profile("quick"), derandomize=False, max_examples=2000)
-settings.load_profile(os.environ.get("SHARDALG_PROFILE", "quick"))
+settings.register_profile("thorough", settings.get_profile("quick"), derandomize=False, max_examples=2000)
+settings.load_profile("quick")  # pytest --hypothesis-profile=thorough replaces it
