@@ -16,6 +16,7 @@ LINE = (
 )  # fmt: skip
 LAZY = {"_torch"}  # the one file that may import inside a function
 SECONDS = 0.15
+TRIES = 4
 
 
 def module_names(path: Path) -> tuple[str, ...]:
@@ -124,8 +125,11 @@ def import_alone() -> tuple[float, str]:
 
 
 def test_importing_is_quick_and_loads_no_torch():
-    seconds, torch = import_alone()
-    assert torch == "False"
-    if seconds > SECONDS:  # the first import may have had to write byte code
-        seconds, _ = import_alone()
-    assert seconds <= SECONDS
+    best = float("inf")
+    for _ in range(TRIES):  # byte code may have to be written, and other processes share the caches
+        seconds, torch = import_alone()
+        assert torch == "False"
+        best = min(best, seconds)
+        if best <= SECONDS:
+            return
+    raise AssertionError(f"import shardalg took {best:.3f} s at best, more than {SECONDS} s")
