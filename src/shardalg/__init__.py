@@ -7,3 +7,4 @@ from ._struct import tree_map as tree_map
 from .maps import *
 from .ops import *
 from .placements import *
+from .plans import *

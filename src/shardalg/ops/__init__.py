@@ -2,9 +2,11 @@
 
 from ._compose import compose as compose
 from ._equivalent import equivalent as equivalent
+from ._holders import holders as holders
 from ._invert import invert as invert
 from ._layout import layout as layout
 from ._nest import nest as nest
+from ._plan import plan as plan
 from ._questions import Answer as Answer
 from ._questions import check as check
 from ._questions import check_layout as check_layout
@@ -23,8 +25,13 @@ from ._regions import region as region
 from ._regions import restrict as restrict
 from ._regions import uncovered as uncovered
 from ._relabel import relabel as relabel
+from ._select import Request as Request
+from ._select import SELECTORS as SELECTORS
+from ._select import cheapest as cheapest
 from ._sets import intersect as intersect
 from ._sets import merge as merge
 from ._sets import subtract as subtract
 from ._sets import union as union
 from ._simplify import simplify as simplify
+from ._tensors import extract as extract
+from ._tensors import rebuild as rebuild

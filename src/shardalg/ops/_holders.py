@@ -1,0 +1,242 @@
+"""Who holds what: holders are derived from a layout, never declared."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from .._errors import InvalidMapError
+from .._limits import Budget, Limits
+from ..maps import AffineMap
+from ..maps._meet import Met, meet
+from ..maps._relation import (
+    CODOMAIN,
+    DOMAIN,
+    Families,
+    collides,
+    common,
+    families_table,
+    minus,
+    side_blocks,
+)
+from ..maps._space import IntArray, describe_key
+from ..maps._table import Columns, PieceTable, build, concatenate, empty_table
+from ._simplify import simplified
+
+
+class Atoms(NamedTuple):
+    """A layout cut so that every piece lies in one *atom*: a set of elements with the same
+    holders. Within an atom each holder rank has each element exactly once (its lowest slot).
+
+    ``table`` holds the cut pieces, ``atom`` and ``rank`` say where each belongs, and
+    ``holders[a]`` are the ranks of atom ``a``, ascending.
+    """
+
+    table: PieceTable
+    atom: IntArray
+    rank: IntArray
+    holders: tuple[tuple[int, ...], ...]
+
+
+def holders(
+    layout: AffineMap, element: int | None = None, *, name: str = ""
+) -> tuple[tuple[int, ...], ...] | tuple[int, ...] | tuple[tuple[tuple[int, ...], AffineMap], ...]:
+    """The ranks that hold each element.
+
+    With ``element`` (a flat index of the logical tensor ``name``) the ranks that hold it,
+    ascending. Without, pairs ``(ranks, region)``: the regions are disjoint, cover what is held, and
+    every element of one has exactly those holders.
+
+    >>> from shardalg import Experts, layout
+    >>> holders(layout((6,), Experts([[0, 3], [3, 1, 5], [], [2, 4]])), 3)
+    (0, 1)
+    """
+    if element is not None:
+        return _holders_of(layout, element, name)
+    cut = atoms(layout)
+    by_ranks: dict[tuple[int, ...], list[PieceTable]] = {}
+    c = cut.table.columns
+    for a, ranks in enumerate(cut.holders):
+        picked = np.flatnonzero((cut.atom == a) & (cut.rank == ranks[0]))
+        sides = (c.cod_box[picked], c.cod_offset[picked])
+        one, strides = np.ones(len(picked), np.int64), c.cod_strides[:, picked]
+        by_ranks.setdefault(ranks, []).append(
+            build(Columns(*sides, *sides, one, one, c.shape[:, picked], strides, strides))
+        )
+    space = layout.codomain
+    return tuple(
+        (ranks, AffineMap(space, space, simplified(concatenate(by_ranks[ranks])))) for ranks in sorted(by_ranks)
+    )
+
+
+def _holders_of(layout: AffineMap, element: int, name: str) -> tuple[int, ...]:
+    box = layout.codomain.index(None, name)
+    size = layout.codomain.boxes[box].size
+    if not 0 <= element < size:
+        raise InvalidMapError(f"element {element} is outside {describe_key((None, name))}, 0..{size - 1}")
+    one = np.ones(1, np.int64)
+    flat = np.zeros((0, 1), np.int64)
+    point = PieceTable(np.concatenate([[one * box, one * element, one * box, one * element, one, one], flat]))
+    limits = Limits()
+    met = meet(
+        side_blocks(layout.table, CODOMAIN), side_blocks(point, DOMAIN), limits, Budget(limits)
+    )
+    boxes = layout.table.columns.dom_box[met.left]
+    return tuple(sorted(set(layout.domain.box_ranks[boxes].tolist())))
+
+
+def atoms(layout: AffineMap, limits: Limits = Limits()) -> Atoms:
+    """The layout cut into atoms; remembered with it, since every plan from it asks."""
+    found: Atoms | None = layout.__dict__.get("_atoms")
+    if found is None:
+        found = _atoms(layout, limits)
+        layout.__dict__["_atoms"] = found
+    return found
+
+
+def _atoms(layout: AffineMap, limits: Limits) -> Atoms:
+    table = layout.table
+    rank = layout.domain.box_ranks[table.columns.dom_box]
+    if layout.injective:
+        return Atoms(table, np.arange(len(table)), rank, tuple((r,) for r in rank.tolist()))
+    alike = _alike(table, rank)
+    return alike if alike is not None else _refined(layout, limits)
+
+
+def _alike(table: PieceTable, rank: IntArray) -> Atoms | None:
+    """Atoms where replicas are the very same blocks on every holder: the common case."""
+    c = table.columns
+    form = np.concatenate([[c.cod_box, c.cod_offset], c.shape, c.cod_strides])
+    order = np.lexsort((rank, *form[::-1]))
+    sorted_form = form[:, order]
+    fresh = np.ones(len(order), bool)
+    fresh[1:] = (sorted_form[:, 1:] != sorted_form[:, :-1]).any(axis=0)
+    atom = np.empty(len(order), np.int64)
+    atom[order] = np.cumsum(fresh) - 1
+    first = np.sort(order[fresh])
+    if collides(table.take(first), CODOMAIN):
+        return None
+    key = np.stack([atom, rank])
+    _, kept = np.unique(key, axis=1, return_index=True)  # a rank's lowest slot comes first
+    kept = np.sort(kept)
+    ranks: list[list[int]] = [[] for _ in range(int(atom.max()) + 1)]
+    for a, r in zip(atom[kept].tolist(), rank[kept].tolist()):
+        ranks[a].append(r)
+    return Atoms(table.take(kept), atom[kept], rank[kept], tuple(tuple(sorted(r)) for r in ranks))
+
+
+def _refined(layout: AffineMap, limits: Limits) -> Atoms:
+    """Atoms in general: the images of the ranks, cut by each other."""
+    budget = Budget(limits)
+    own = {r: _lowest_slots(layout, r, limits, budget) for r in layout.ranks}
+    regions: list[tuple[PieceTable, tuple[int, ...]]] = []
+    for r, table in own.items():
+        fresh = _codomain_region(table)
+        cut = []
+        for region, ranks in regions:
+            both = families_table(common(region, fresh, limits, budget), region)
+            if len(both):
+                cut.append((both, (*ranks, r)))
+                region = minus(region, both, limits, budget)
+                fresh = minus(fresh, both, limits, budget)
+            if len(region):
+                cut.append((region, ranks))
+        regions = cut + ([(fresh, (r,))] if len(fresh) else [])
+    return _cut_by(own, regions, limits, budget)
+
+
+def _cut_by(
+    own: dict[int, PieceTable], regions: list[tuple[PieceTable, tuple[int, ...]]], limits: Limits, budget: Budget
+) -> Atoms:
+    tables, atom, rank = [], [], []
+    for a, (region, ranks) in enumerate(regions):
+        for r in ranks:
+            part = _onto(own[r], region, limits, budget)
+            tables.append(part)
+            atom += [a] * len(part)
+            rank += [r] * len(part)
+    table = _concatenate_in_order(tables)
+    return Atoms(table, np.array(atom, np.int64), np.array(rank, np.int64), tuple(r for _, r in regions))
+
+
+def _concatenate_in_order(tables: list[PieceTable]) -> PieceTable:
+    """Pieces one after the other, not sorted again, so that positions stay known."""
+    axes = max((t.axes for t in tables), default=0)
+    rows = [
+        np.concatenate([t.rows[:6], *(_grown(t, i, axes) for i in range(3))]) for t in tables if len(t)
+    ]
+    return PieceTable(np.concatenate(rows, axis=1)) if rows else empty_table()
+
+
+def _grown(table: PieceTable, block: int, axes: int) -> IntArray:
+    rows = table.rows[6 + block * table.axes : 6 + (block + 1) * table.axes]
+    return np.pad(rows, ((0, axes - table.axes), (0, 0)), constant_values=1 if block == 0 else 0)
+
+
+def _codomain_region(table: PieceTable) -> PieceTable:
+    c = table.columns
+    one = np.ones(len(table), np.int64)
+    sides = (c.cod_box, c.cod_offset)
+    return build(Columns(*sides, *sides, one, one, c.shape, c.cod_strides, c.cod_strides))
+
+
+def _onto(table: PieceTable, region: PieceTable, limits: Limits, budget: Budget) -> PieceTable:
+    """The pieces of ``table`` that arrive in a region."""
+    met = meet(side_blocks(table, CODOMAIN, DOMAIN, CODOMAIN), side_blocks(region, DOMAIN), limits, budget)
+    return families_table(left_families(met), table)
+
+
+def left_families(met: Met) -> Families:
+    """The left side of meetings as families of (slot, element)."""
+    return Families(met.left, met.right, met.shape, met.left_offset, met.left_strides)
+
+
+def _lowest_slots(layout: AffineMap, rank: int, limits: Limits, budget: Budget) -> PieceTable:
+    """The pieces of one rank, without slots whose element it holds in a lower slot."""
+    boxes = np.flatnonzero(layout.domain.box_ranks == rank)
+    return lowest_slots(layout.table.take(np.isin(layout.table.columns.dom_box, boxes)), limits, budget)
+
+
+def lowest_slots(table: PieceTable, limits: Limits, budget: Budget) -> PieceTable:
+    """A table with one slot per element: of pieces in table order, the first that has it."""
+    if not collides(table, CODOMAIN):
+        return table
+    kept: list[PieceTable] = []
+    seen = empty_table()
+    for k in range(len(table)):
+        piece = table.take(slice(k, k + 1))
+        if collides(piece, CODOMAIN):
+            parts = _one_slot_each(piece, limits, budget)
+        else:
+            parts = piece
+        fresh = minus(_codomain_region(parts), seen, limits, budget)
+        kept.append(_onto(parts, fresh, limits, budget))
+        seen = concatenate([seen, fresh])
+    return concatenate(kept)
+
+
+def _one_slot_each(piece: PieceTable, limits: Limits, budget: Budget) -> PieceTable:
+    """A piece whose elements repeat, reduced to one slot per element: axes along which the
+    element stays are held at their first slot, others are sliced."""
+    c = piece.columns
+    still = (c.cod_strides[:, 0] == 0) & (c.shape[:, 0] > 1)
+    if still.any():
+        one = np.where(still[:, None], 1, c.shape)
+        held = build(c._replace(shape=one))
+        return lowest_slots(held, limits, budget)
+    k = int(np.argmin(np.where(c.shape[:, 0] > 1, c.shape[:, 0], np.iinfo(np.int64).max)))
+    count = int(c.shape[k, 0])
+    budget.spend(count)
+    steps = np.arange(count)
+    wide = Columns(*(np.repeat(x, count, axis=-1) for x in c))
+    shape = wide.shape.copy()
+    shape[k] = 1
+    slices = wide._replace(
+        dom_offset=wide.dom_offset + steps * c.dom_strides[k, 0],
+        cod_offset=wide.cod_offset + steps * c.cod_strides[k, 0],
+        shape=shape,
+    )
+    return lowest_slots(build(slices), limits, budget)
+
+

@@ -1,0 +1,272 @@
+"""Plans: from all homes an element could be read from, one per slot to be written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from .._errors import InvalidMapError, SelectionError
+from .._limits import Budget, Limits
+from ..maps import AffineMap
+from ..maps._map import remember
+from ..maps._meet import Met, meet
+from ..maps._relation import CODOMAIN, DOMAIN, exact_sizes, side_blocks
+from ..maps._space import IntArray, as_int
+from ..maps._table import Columns, PieceTable, build, concatenate
+from ..plans import TransferPlan
+from ..plans._plan import RankMap
+from ._compose import compose, product_scale, require_same_space
+from ._holders import Atoms, atoms
+from ._questions import is_single_valued, say_slot
+from ._regions import domain
+from ._select import Requests, SelectLike, Selector, as_selector
+from ._sets import subtract
+from ._simplify import simplified
+
+RanksLike = Sequence[int] | Mapping[int, int] | None
+
+
+def plan(
+    source: AffineMap,
+    target: AffineMap,
+    *,
+    select: SelectLike = "stay",
+    limits: Limits = Limits(),
+    missing: str = "error",
+    source_ranks: RanksLike = None,
+    target_ranks: RanksLike = None,
+    rank: int | None = None,
+) -> TransferPlan:
+    """The copies that turn layout ``source`` into layout ``target``.
+
+    Read as a map from target slots to source slots the plan is single-valued, lies inside
+    ``invert(match(source, target))``, and is defined exactly where the source holds the
+    target's element. ``select`` chooses among replicas: ``"stay"``, ``"lowest"``, ``"balanced"``,
+    ``cheapest(cost)`` or a function of a ``Request``. ``missing="error"`` raises for a target slot
+    whose element nobody holds, ``"leave"`` skips it. ``source_ranks``/``target_ranks`` give the
+    global rank of each side's ranks (a sequence or mapping) where equal numbers do not mean
+    the same process. ``rank=r`` plans only what global rank r sends and receives (memoryless
+    selectors). Deterministic; pure geometry.
+
+    Raises ``InvalidMapError`` (not layouts of one logical tensor, missing elements),
+    ``SelectionError``, ``LimitError``.
+
+    >>> from shardalg import layout, Split
+    >>> p = plan(layout((8, 8), Split(0), ranks=2), layout((8, 8), Split(1), ranks=4))
+    >>> len(p), p.copies[0]
+    (8, Copy(shape=(4, 2), source=Side(0, (8, 1), rank=0), target=Side(0, (2, 1), rank=0), scale=Fraction(1, 1)))
+    """
+    require_same_space(source.codomain, target.codomain, "plan", "the source", "the target")
+    for word, m in (("source", source), ("target", target)):
+        if not m.single_valued:
+            raise InvalidMapError(f"the {word} is no layout: {is_single_valued(m).reason}")
+    if missing not in ("error", "leave"):
+        raise InvalidMapError(f'missing= must be "error" or "leave", got {missing!r}')
+    selector = as_selector(select)
+    of_source = rank_map(source, source_ranks, "source_ranks")
+    of_target = rank_map(target, target_ranks, "target_ranks")
+    if rank is not None and selector.key == "balanced":
+        raise InvalidMapError('select="balanced" needs the whole plan: rank= works with memoryless selectors')
+    table, pairs = _chosen(source, target, selector, of_source, of_target, rank, limits)
+    copies = AffineMap(target.domain, source.domain, table)
+    if missing == "error":
+        _require_complete(source, target, copies, of_target, rank)
+    limits.hold("plan_bytes", table.rows.nbytes)
+    return TransferPlan(
+        source, target, remember(copies, single_valued=True), selector.key, missing, of_source, of_target, rank, pairs
+    )
+
+
+def rank_map(m: AffineMap, ranks: RanksLike, what: str) -> RankMap:
+    """Pairs (rank of the layout, global rank), every rank of the layout covered once."""
+    if ranks is None:
+        return None
+    given = dict(ranks.items() if isinstance(ranks, Mapping) else enumerate(ranks))
+    missing = [r for r in m.ranks if r not in given]
+    if missing:
+        raise InvalidMapError(f"{what} says nothing about ranks {missing[:8]}; it covers {sorted(given)[:8]}")
+    pairs = tuple((r, as_int(given[r], f"an entry of {what}")) for r in m.ranks)
+    if any(g < 0 for _, g in pairs) or len({g for _, g in pairs}) < len(pairs):
+        raise InvalidMapError(f"{what} must give distinct global ranks of at least 0, got {dict(pairs)}")
+    return pairs
+
+
+def global_ranks(m: AffineMap, ranks: RankMap) -> IntArray:
+    """The global rank of each box of a layout's storage."""
+    local = m.domain.box_ranks
+    if ranks is None:
+        return local
+    known = dict(ranks)
+    return np.array([known[r] for r in local.tolist()], np.int64)
+
+
+# --- matching and choosing ----------------------------------------------------------------
+
+
+class _Matched(NamedTuple):
+    """All homes of all wanted elements: families of (target slot, source slot)."""
+
+    met: Met
+    source: PieceTable
+    target: PieceTable
+    atom: IntArray
+    source_rank: IntArray
+    target_rank: IntArray
+
+    def take(self, picked: IntArray) -> _Matched:
+        rest = (self.atom[picked], self.source_rank[picked], self.target_rank[picked])
+        return self._replace(met=self.met.take(picked), atom=rest[0], source_rank=rest[1], target_rank=rest[2])
+
+
+def _chosen(
+    source: AffineMap,
+    target: AffineMap,
+    selector: Selector,
+    of_source: RankMap,
+    of_target: RankMap,
+    rank: int | None,
+    limits: Limits,
+) -> tuple[PieceTable, int]:
+    """The copies as a table from target slots to source slots, and how many pairs met."""
+    cut = atoms(source)
+    source_rank = global_ranks(source, of_source)[cut.table.columns.dom_box]
+    target_rank = global_ranks(target, of_target)[target.table.columns.dom_box]
+    parts = [
+        _match(cut, source_rank, target.table, target_rank, picked, limits)
+        for picked in _own_part(rank, source_rank, target_rank)
+    ]
+    met_pairs = sum(len(m.atom) for m in parts)
+    if any(len(h) > 1 for h in cut.holders):
+        parts = [_select(m, cut, source, of_source, selector) for m in parts]
+    if len(parts) == 2:
+        # what r sends to others; what it keeps is among what it receives
+        parts[1] = parts[1].take(np.flatnonzero(parts[1].target_rank != rank))
+    return simplified(concatenate([_copies(m) for m in parts])), met_pairs
+
+
+_Part = tuple[IntArray, IntArray]  # positions of source pieces and of target pieces
+
+
+def _own_part(rank: int | None, source_rank: IntArray, target_rank: IntArray) -> list[_Part]:
+    """Which source pieces meet which target pieces: all, or what one rank receives and sends."""
+    every_source, every_target = np.arange(len(source_rank)), np.arange(len(target_rank))
+    if rank is None:
+        return [(every_source, every_target)]
+    return [
+        (every_source, np.flatnonzero(target_rank == rank)),
+        (np.flatnonzero(source_rank == rank), every_target),
+    ]
+
+
+def _match(
+    cut: Atoms, source_rank: IntArray, target: PieceTable, target_rank: IntArray, picked: _Part, limits: Limits
+) -> _Matched:
+    s, t = picked
+    a = side_blocks(cut.table, CODOMAIN, DOMAIN)
+    b = side_blocks(target, CODOMAIN, DOMAIN)
+    if len(s) < len(cut.table):
+        a = a.take(s)
+    if len(t) < len(target):
+        b = b.take(t)
+    met = meet(a, b, limits, Budget(limits), "copies")
+    met = met._replace(left=s[met.left], right=t[met.right])
+    return _Matched(met, cut.table, target, cut.atom[met.left], source_rank[met.left], target_rank[met.right])
+
+
+def _select(m: _Matched, cut: Atoms, source: AffineMap, of_source: RankMap, selector: Selector) -> _Matched:
+    """Only the families whose source rank was chosen."""
+    if not len(m.atom):
+        return m
+    width = int(m.target_rank.max()) + 1
+    key, where = np.unique(m.atom * width + m.target_rank, return_inverse=True)
+    where = where.reshape(-1)
+    local = dict(of_source) if of_source is not None else None
+    lists = [sorted(local[r] for r in h) if local else list(h) for h in cut.holders]
+    counts = np.array([len(h) for h in lists], np.int64)
+    starts = np.cumsum(counts) - counts
+    atom, target = key // width, key % width
+    own = m.source_rank == np.array([h[0] for h in lists], np.int64)[m.atom]
+    size = np.zeros(len(key), np.int64)
+    np.add.at(size, where[own], np.array(exact_sizes(m.met.shape[:, own]), np.int64))
+    requests = Requests(
+        atom, target, size, np.array([r for h in lists for r in h], np.int64), starts[atom], counts[atom],
+        lambda a: _atom_region(source, cut, a),
+    )  # fmt: skip
+    answer = selector.choose(requests)
+    _check_answers(answer, requests, selector)
+    return m.take(np.flatnonzero(answer[where] == m.source_rank))
+
+
+def _check_answers(answer: IntArray, requests: Requests, selector: Selector) -> None:
+    for k in np.flatnonzero(~_among(answer, requests)).tolist():
+        raise SelectionError(
+            f"selector {selector.key!r} chose {answer[k]} for target rank {requests.target[k]},"
+            f" but the holders are {requests.holders(k)}"
+        )
+
+
+def _among(answer: IntArray, r: Requests) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    if answer.shape != r.target.shape:
+        raise SelectionError(f"{len(r.target)} requests got answers of shape {answer.shape}")
+    found = np.zeros(len(answer), bool)
+    for k in range(int(r.count.max(initial=0))):
+        here = k < r.count
+        found |= here & (r.flat[np.where(here, r.start + k, 0)] == answer)
+    return found
+
+
+def _atom_region(source: AffineMap, cut: Atoms, atom: int) -> AffineMap:
+    first = cut.holders[atom][0]
+    c = cut.table.columns
+    picked = np.flatnonzero((cut.atom == atom) & (cut.rank == first))
+    sides = (c.cod_box[picked], c.cod_offset[picked])
+    one, strides = np.ones(len(picked), np.int64), c.cod_strides[:, picked]
+    table = build(Columns(*sides, *sides, one, one, c.shape[:, picked], strides, strides))
+    return AffineMap(source.codomain, source.codomain, table)
+
+
+def _copies(m: _Matched) -> PieceTable:
+    """Families as a table from target slots to source slots; a target slot holds
+    ``source slot * scale`` with scale = target scale / source scale."""
+    s, t, met = m.source.columns, m.target.columns, m.met
+    up = (t.numerator[met.right], t.denominator[met.right])
+    down = _reciprocal(s.numerator[met.left], s.denominator[met.left])
+    numerator, denominator = product_scale(up, down)
+    return build(
+        Columns(
+            t.dom_box[met.right], met.right_offset[0], s.dom_box[met.left], met.left_offset[0],
+            numerator, denominator, met.shape, met.right_strides[0], met.left_strides[0],
+        )
+    )  # fmt: skip
+
+
+def _reciprocal(numerator: IntArray, denominator: IntArray) -> tuple[IntArray, IntArray]:
+    sign = np.sign(numerator)
+    return sign * denominator, sign * numerator
+
+
+def _require_complete(
+    source: AffineMap, target: AffineMap, copies: AffineMap, of_target: RankMap, rank: int | None
+) -> None:
+    """Raise for the first target slot whose element nobody holds."""
+    wanted, got = target, copies
+    if rank is not None:
+        boxes = np.flatnonzero(global_ranks(target, of_target) == rank)
+        wanted, got = (
+            AffineMap(m.domain, m.codomain, m.table.take(np.isin(m.table.columns.dom_box, boxes)))
+            for m in (target, copies)
+        )
+    if wanted.size == got.size:
+        return
+    left = subtract(domain(wanted), domain(got))
+    c = left.table.columns
+    box, slot = int(c.dom_box[0]), int(c.dom_offset[0])
+    at = compose(target, AffineMap(left.domain, left.codomain, left.table.take(slice(0, 1)))).table.columns
+    element = say_slot(target.codomain, int(at.cod_box[0]), int(at.cod_offset[0]))
+    raise InvalidMapError(
+        f"no source rank holds element {element}, wanted in slot {say_slot(target.domain, box, slot)};"
+        f' {left.size} target slots have no source: cover them, or pass missing="leave"'
+    )
+

@@ -1,0 +1,159 @@
+"""Selectors: from all ranks that hold an element, the one each target reads it from.
+
+Policy lives only here. A selector answers for *requests*: an atom (a set of elements with
+the same holders) wanted by a target rank. The built-in ones except ``balanced`` are
+memoryless: an answer depends on its request alone, so a rank may plan its own part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+
+from .._errors import InvalidMapError, SelectionError
+from .._struct import struct
+from ..maps import AffineMap
+from ..maps._space import IntArray
+
+
+@dataclass(frozen=True)
+class Requests:
+    """What a selector is asked: one column per (atom, target rank), ranks global.
+
+    Holders of request k are ``flat[start[k] : start[k] + count[k]]``, ascending.
+    """
+
+    atom: IntArray
+    target: IntArray
+    size: IntArray
+    flat: IntArray
+    start: IntArray
+    count: IntArray
+    region: Callable[[int], AffineMap]
+
+    def holders(self, k: int) -> tuple[int, ...]:
+        return tuple(self.flat[self.start[k] : self.start[k] + self.count[k]].tolist())
+
+
+class Selector(Protocol):
+    """Chooses a holder for each request; ``key`` names it in plan digests."""
+
+    @property
+    def key(self) -> str: ...
+
+    def choose(self, requests: Requests) -> IntArray: ...
+
+
+@struct
+class Request:
+    """One question to a selector written as a function: who gives ``region`` to rank ``target``?
+    ``candidates`` are the ranks that hold all of it, ascending."""
+
+    target: int
+    region: AffineMap
+    candidates: tuple[int, ...]
+
+
+@struct
+class Stay:
+    """The target's own rank if it holds the element, else ``holders[target % len(holders)]``."""
+
+    key: str = "stay"
+
+    def choose(self, requests: Requests) -> IntArray:
+        r = requests
+        spread = r.flat[r.start + r.target % r.count]
+        return np.where(_own(r), r.target, spread)
+
+
+@struct
+class Lowest:
+    """The lowest rank that holds the element."""
+
+    key: str = "lowest"
+
+    def choose(self, requests: Requests) -> IntArray:
+        return requests.flat[requests.start]
+
+
+@struct
+class Cheapest:
+    """The holder with the least cost to the target; ties go to the lowest rank."""
+
+    cost: Any
+    key: str = "cheapest"
+
+    def choose(self, requests: Requests) -> IntArray:
+        cost = self.cost
+        chosen = []
+        for k, target in enumerate(requests.target.tolist()):
+            prices = [(float(cost(s, target) if callable(cost) else cost[s][target]), s) for s in requests.holders(k)]
+            chosen.append(min(prices)[1])
+        return np.array(chosen, np.int64)
+
+
+def cheapest(cost: Callable[[int, int], float] | Sequence[Sequence[float]], *, key: str | None = None) -> Cheapest:
+    """A selector by cost: ``cost(source, target)`` or a matrix ``cost[source][target]``.
+
+    A matrix enters the plan's digest by value; a function needs ``key=`` to be told apart from
+    others.
+    """
+    if callable(cost):
+        return Cheapest(cost, f"cheapest({key or getattr(cost, '__qualname__', 'cost')})")
+    table = tuple(tuple(float(x) for x in row) for row in cost)
+    return Cheapest(table, f"cheapest({key or table})")
+
+
+@dataclass(frozen=True)
+class ByFunction:
+    """A selector from a function of one ``Request``."""
+
+    function: Callable[[Request], int]
+    key: str
+
+    def choose(self, requests: Requests) -> IntArray:
+        r = requests
+        chosen = []
+        for k, (atom, target) in enumerate(zip(r.atom.tolist(), r.target.tolist())):
+            candidates = r.holders(k)
+            answer = self.function(Request(target, r.region(atom), candidates))
+            if answer not in candidates:
+                raise SelectionError(
+                    f"selector {self.key!r} chose {answer!r} for target rank {target},"
+                    f" but the holders are {candidates}"
+                )
+            chosen.append(int(answer))
+        return np.array(chosen, np.int64)
+
+
+def _own(r: Requests) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Whether the target's own rank is among the holders."""
+    width = int(max(r.flat.max(initial=0), r.target.max(initial=0))) + 1
+    owner = np.repeat(np.arange(len(r.start)), r.count)
+    offsets = np.arange(len(owner)) - np.repeat(np.cumsum(r.count) - r.count, r.count)
+    held = np.isin(r.atom * width + r.target, r.atom[owner] * width + r.flat[r.start[owner] + offsets])
+    return held
+
+
+SELECTORS: Mapping[str, Selector] = {"stay": Stay(), "lowest": Lowest()}
+
+SelectLike: TypeAlias = "str | Selector | Callable[[Request], int]"
+
+
+def as_selector(select: Any) -> Selector:
+    """The selector behind a name, a selector value, or a function of a ``Request``.
+
+    A function may carry a ``key`` attribute, which names it in digests.
+    """
+    if isinstance(select, str):
+        if select not in SELECTORS:
+            raise InvalidMapError(f"no selector {select!r}; there are {tuple(SELECTORS)}, cheapest(cost) and functions")
+        return SELECTORS[select]
+    if hasattr(select, "choose"):
+        return select  # type: ignore[no-any-return]
+    if callable(select):
+        return ByFunction(select, str(getattr(select, "key", None) or getattr(select, "__qualname__", "function")))
+    raise InvalidMapError(f"select= takes a name, a selector or a function, got {select!r}")

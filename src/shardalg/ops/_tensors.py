@@ -1,0 +1,214 @@
+"""The meaning of a layout on tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .._errors import InvalidMapError
+from ..maps import AffineMap, Box, Space
+from ..maps._space import Shape, describe_key
+from ._blocks import Tensor, bits, block, flat, is_torch, scaled, write, zeros
+from ._holders import holders
+from ._questions import coordinates
+
+
+def extract(layout: AffineMap, full: Tensor | Mapping[str, Tensor], rank: int | None = None) -> Any:
+    """The shards that a layout gives: ``{rank: shard}``, or one rank's shard.
+
+    ``full`` is the logical tensor, or ``{name: tensor}`` where the layout has several; a
+    rank with several boxes gets ``{name: shard}``. Shards are fresh, and zero where a slot holds no
+    element; scaled slots hold ``element * scale``. Works on torch tensors and NumPy arrays.
+
+    ``rebuild(L, extract(L, x)) == x`` wherever every element is held.
+
+    >>> import numpy as np
+    >>> from shardalg import layout, Split
+    >>> extract(layout((5,), Split(0), ranks=2), np.arange(5))
+    {0: array([0, 1, 2]), 1: array([3, 4])}
+    """
+    tensors = by_name(layout.codomain, full, "the logical tensor")
+    if rank is not None:
+        layout.domain.boxes_of(rank) or layout.domain.index(rank)
+        return _shard(layout, tensors, rank)
+    return {r: _shard(layout, tensors, r) for r in layout.ranks}
+
+
+def _shard(layout: AffineMap, tensors: Mapping[str, Tensor], rank: int) -> Any:
+    sample = next(iter(tensors.values()))
+    boxes = [(i, b) for i, b in enumerate(layout.domain.boxes) if b.rank == rank]
+    sources = {name: flat(t) for name, t in tensors.items()}
+    shards = {}
+    for i, b in boxes:
+        its = list(strips(layout, dom_box=i))
+        like = tensors[its[0].element.name] if its else sample
+        shard = zeros(like, b.shape)
+        out = shard.reshape(-1)
+        for s in its:
+            values = block(sources[s.element.name], s.shape, s.element_strides, s.element_offset)
+            write(out, s.shape, s.slot_strides, s.slot_offset, scaled(values, *s.scale))
+        shards[b.name] = shard
+    return shards[""] if list(shards) == [""] else shards
+
+
+class Strip(NamedTuple):
+    """One piece as plain numbers: a block of slots and its block of elements."""
+
+    shape: Shape
+    slot: Box
+    slot_offset: int
+    slot_strides: Shape
+    element: Box
+    element_offset: int
+    element_strides: Shape
+    scale: tuple[int, int]
+
+
+def strips(m: AffineMap, dom_box: int | None = None) -> Iterator[Strip]:
+    """The pieces of a map (from one box of its domain) as plain numbers."""
+    c = m.table.columns
+    picked = range(len(m)) if dom_box is None else np.flatnonzero(c.dom_box == dom_box).tolist()
+    for k in picked:
+        live = c.shape[:, k] > 1
+        shape, ds, cs = (tuple(x[live, k].tolist()) for x in (c.shape, c.dom_strides, c.cod_strides))
+        scale = (int(c.numerator[k]), int(c.denominator[k]))
+        slot, element = m.domain.boxes[int(c.dom_box[k])], m.codomain.boxes[int(c.cod_box[k])]
+        yield Strip(shape, slot, int(c.dom_offset[k]), ds, element, int(c.cod_offset[k]), cs, scale)
+
+
+def rebuild(layout: AffineMap, shards: Mapping[int, Any]) -> Any:
+    """The logical tensor (or ``{name: tensor}``) that shards ``{rank: shard}`` hold.
+
+    Elements nobody holds are zero. Replicas must agree: they are compared as bytes where
+    their scales are equal, and the first disagreement raises ``InvalidMapError`` naming the
+    ranks and the element. Every rank of the layout must be given.
+
+    >>> import numpy as np
+    >>> from shardalg import layout, Replicate
+    >>> rebuild(layout((2,), Replicate(), ranks=2), {0: np.array([1, 2]), 1: np.array([1, 2])})
+    array([1, 2])
+    """
+    boxes = _boxes(layout, shards)
+    sample = next(iter(boxes.values()), None)
+    if sample is None:
+        raise InvalidMapError("rebuild needs at least one shard")
+    full: dict[str, Tensor] = {}
+    once = layout.injective
+    for b in layout.codomain.boxes:
+        its = [s for s in strips(layout) if s.element.name == b.name]
+        like = boxes[its[0].slot.key] if its else sample
+        full[b.name] = _rebuilt(layout, b, its, boxes, like, once)
+    return full[""] if list(full) == [""] else full
+
+
+def _rebuilt(
+    layout: AffineMap, b: Box, its: list[Strip], boxes: Mapping[Any, Tensor], like: Tensor, once: bool
+) -> Tensor:
+    tensor = zeros(like, b.shape)
+    out = tensor.reshape(-1)
+    seen: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # per scale: who is written, and as what
+    done = None if once else np.zeros(b.size, bool)
+    for s in its:
+        stored = block(flat(boxes[s.slot.key]), s.shape, s.slot_strides, s.slot_offset)
+        values = scaled(stored, s.scale[1], s.scale[0])
+        if done is not None:
+            held, kept = seen.setdefault(s.scale, (np.zeros(b.size, bool), zeros(like, (b.size,))))
+            mine = block(held, s.shape, s.element_strides, s.element_offset)
+            _compare(layout, s, mine, block(kept, s.shape, s.element_strides, s.element_offset), stored)
+            write(kept, s.shape, s.element_strides, s.element_offset, stored)
+            mine[...] = True
+            fresh = block(done, s.shape, s.element_strides, s.element_offset)
+            if fresh.any():
+                old = block(out, s.shape, s.element_strides, s.element_offset)
+                values = _where(fresh, old, values)
+            fresh[...] = True
+        write(out, s.shape, s.element_strides, s.element_offset, values)
+    return tensor
+
+
+def _where(mask: np.ndarray[Any, np.dtype[np.bool_]], old: Tensor, new: Tensor) -> Tensor:
+    """``old`` where the mask is set, ``new`` elsewhere."""
+    if not is_torch(old):
+        return np.where(mask, old, new)
+    chosen = new.clone()
+    picked = new.new_tensor(mask.copy()).bool() if mask.ndim else bool(mask)
+    if isinstance(picked, bool):
+        return old.clone() if picked else chosen
+    chosen[picked] = old[picked]
+    return chosen
+
+
+def _compare(layout: AffineMap, s: Strip, held: Any, kept: Tensor, stored: Tensor) -> None:
+    if not held.any():
+        return
+    a, b = _plain_bits(kept), _plain_bits(stored)
+    differs = (a != b).any(axis=-1) if a.ndim > held.ndim else a != b
+    wrong = np.argwhere(held & differs)
+    if not len(wrong):
+        return
+    index = wrong[0].tolist()
+    element = s.element_offset + sum(i * t for i, t in zip(index, s.element_strides))
+    box = layout.codomain.index(*s.element.key)
+    ranks = holders(layout, element, name=s.element.name)
+    raise InvalidMapError(
+        f"replicas differ: ranks {ranks} hold element {element}"
+        f" (index {coordinates(layout.codomain, box, element)}) of {describe_key(s.element.key)},"
+        f" and rank {s.slot.rank} stores other bytes for it than rank {ranks[0]}"
+    )
+
+
+def _plain_bits(x: Tensor) -> Any:
+    raw = bits(x if is_torch(x) else np.ascontiguousarray(x))
+    return raw.cpu().numpy() if is_torch(raw) else raw.reshape(x.shape + raw.shape[x.ndim :])
+
+
+# --- checking what is given ---------------------------------------------------------------
+
+
+def by_name(space: Space, given: Any, what: str) -> dict[str, Tensor]:
+    """``{name: tensor}`` for the boxes of a logical space, shapes checked."""
+    tensors = dict(given) if isinstance(given, Mapping) else {"": given}
+    names = {b.name for b in space.boxes}
+    if set(tensors) != names:
+        raise InvalidMapError(
+            f"{what}: the layout has tensors {sorted(names)}, given were {sorted(map(str, tensors))}"
+        )
+    for b in space.boxes:
+        require_shape(tensors[b.name], b, what)
+    return tensors
+
+
+def _boxes(layout: AffineMap, shards: Mapping[int, Any]) -> dict[Any, Tensor]:
+    """``{box key: tensor}`` for shards by rank, shapes and ranks checked."""
+    if not isinstance(shards, Mapping):
+        raise InvalidMapError(f"shards are given as {{rank: shard}}, got {type(shards).__name__}")
+    missing = [r for r in layout.ranks if r not in shards]
+    extra = [r for r in shards if r not in layout.ranks]
+    if missing or extra:
+        raise InvalidMapError(
+            f"the layout has ranks {layout.ranks}; shards are missing for {missing}"
+            + (f" and given for {extra}" if extra else "")
+        )
+    found = {}
+    for b in layout.domain.boxes:
+        shard = shards[b.rank]  # type: ignore[index]
+        if isinstance(shard, Mapping):
+            if b.name not in shard:
+                raise InvalidMapError(f"the shard of {describe_key(b.key)} is missing")
+            shard = shard[b.name]
+        require_shape(shard, b, "a shard")
+        found[b.key] = shard
+    return found
+
+
+def require_shape(x: Tensor, b: Box, what: str) -> None:
+    """Raise unless a tensor has the shape of its box."""
+    shape = getattr(x, "shape", None)
+    if shape is None:
+        raise InvalidMapError(f"{what} for {describe_key(b.key)} must be a tensor, got {type(x).__name__}")
+    if tuple(shape) != b.shape:
+        raise InvalidMapError(
+            f"{what} for {describe_key(b.key)} has shape {tuple(shape)}, the layout says {b.shape}"
+        )

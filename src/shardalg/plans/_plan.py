@@ -1,0 +1,213 @@
+"""Plans: which copies turn one layout into another."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+from functools import cached_property
+from typing import Any, TypeAlias
+
+
+from .._errors import InvalidMapError
+from .._limits import Limits
+from .._struct import struct
+from ..maps import AffineMap, Side
+from ..maps._map import FORMAT, check_format
+from ..maps._space import Shape
+from ._stats import Stats, Traffic, traffic, transfer_stats
+
+RankMap: TypeAlias = tuple[tuple[int, int], ...] | None  # (rank of the layout, global rank)
+
+
+@struct
+class Copy:
+    """``target block = source block * scale``: one strided block read from a source shard and
+    written to a target shard. Offsets and strides in elements."""
+
+    shape: Shape
+    source: Side
+    target: Side
+    scale: Fraction = Fraction(1)
+
+
+@struct
+class TransferPlan:
+    """The copies that turn ``source`` into ``target``, chosen once for every slot to be written.
+
+    ``map`` is the plan itself as a map from target slots to source slots: single-valued, and
+    a target slot holds ``source slot * scale``. ``source_ranks`` and ``target_ranks`` pair each
+    side's ranks with global ones (None: they are global already). ``rank`` is set on a plan of
+    what one global rank sends and receives. Pure geometry: no process, no tensor, no dtype.
+    """
+
+    source: AffineMap
+    target: AffineMap
+    map: AffineMap
+    select: str = "stay"
+    missing: str = "error"
+    source_ranks: RankMap = None
+    target_ranks: RankMap = None
+    rank: int | None = None
+    pairs: int = 0
+    same_ranks: bool = True
+
+    def __len__(self) -> int:
+        return len(self.map)
+
+    def __repr__(self) -> str:
+        only = "" if self.rank is None else f", rank={self.rank}"
+        return (
+            f"<TransferPlan of {len(self)} copies, {self.map.size} elements,"
+            f" {len(self.source.ranks)} -> {len(self.target.ranks)} ranks, select={self.select!r}{only}>"
+        )
+
+    @cached_property
+    def copies(self) -> Sequence[Copy]:
+        """The copies as objects, made on demand."""
+        return Copies(self.map)
+
+    @cached_property
+    def stats(self) -> Stats:
+        """Counts of the plan, in elements; ``bytes`` needs dtypes."""
+        return transfer_stats(self)
+
+    @cached_property
+    def traffic(self) -> Traffic:
+        """Distinct elements per (source, target) pair of global ranks, the local ones included."""
+        return traffic(self)
+
+    @cached_property
+    def digest(self) -> str:
+        """A hex name of the question this plan answers: both layouts however cut, rank maps,
+        selector and its arguments, format. Ranks that planned only their own part agree on it."""
+        words = [
+            f"shardalg.plan {FORMAT}", repr(self.source.to_dict()), repr(self.target.to_dict()),
+            repr(self.source_ranks), repr(self.target_ranks), self.select, self.missing,
+        ]  # fmt: skip
+        return hashlib.sha256("\n".join(words).encode()).hexdigest()
+
+    def global_source(self, rank: int) -> int:
+        return _global(self.source_ranks, rank)
+
+    def global_target(self, rank: int) -> int:
+        return _global(self.target_ranks, rank)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON, with a format version."""
+        return {
+            "format": "shardalg.plan", "version": FORMAT,
+            "source": self.source.to_dict(), "target": self.target.to_dict(), "map": self.map.to_dict(),
+            "select": self.select, "missing": self.missing, "rank": self.rank, "pairs": self.pairs,
+            "source_ranks": self.source_ranks, "target_ranks": self.target_ranks,
+            "same_ranks": self.same_ranks,
+        }  # fmt: skip
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], *, limits: Limits = Limits()) -> TransferPlan:
+        """The plan written by ``to_dict``: bounded, and every copy checked against both layouts."""
+        check_format(data, "shardalg.plan")
+        limits.hold("copies", len(data["map"]["pieces"]))
+        source, target, m = (
+            AffineMap.from_dict(data[k], limits=limits) for k in ("source", "target", "map")
+        )
+        if m.domain != target.domain or m.codomain != source.domain:
+            raise InvalidMapError("the copies of a stored plan are not between its layouts' shards")
+        ranks = [
+            None if data[k] is None else tuple((int(a), int(b)) for a, b in data[k])
+            for k in ("source_ranks", "target_ranks")
+        ]
+        return cls(
+            source, target, m, str(data["select"]), str(data["missing"]), ranks[0], ranks[1],
+            data["rank"], int(data["pairs"]), bool(data["same_ranks"]),
+        )  # fmt: skip
+
+
+def _global(ranks: RankMap, rank: int) -> int:
+    return rank if ranks is None else dict(ranks)[rank]
+
+
+class Copies(Sequence[Copy]):
+    """The pieces of a plan's map read as copies."""
+
+    __slots__ = ("_map",)
+
+    def __init__(self, m: AffineMap) -> None:
+        self._map = m
+
+    def __len__(self) -> int:
+        return len(self._map)
+
+    def __getitem__(self, k: Any) -> Any:
+        if isinstance(k, slice):
+            return tuple(self[i] for i in range(*k.indices(len(self))))
+        p = self._map.pieces[k]
+        return Copy(p.shape, p.codomain, p.domain, p.scale)
+
+    def __iter__(self) -> Iterator[Copy]:
+        return (Copy(p.shape, p.codomain, p.domain, p.scale) for p in self._map.pieces)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, (Copies, tuple, list)) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
+
+
+@struct
+class Entry:
+    """One target tensor of a tree plan: its name, the source tensors it is made of, its plan.
+
+    The plan's source boxes are named ``""`` for one source, else by position ``"0", "1", ...``.
+    """
+
+    target: str
+    sources: tuple[str, ...]
+    plan: TransferPlan
+
+    def source_name(self, box_name: str) -> str:
+        """The tensor behind a source box of the plan."""
+        return self.sources[int(box_name or 0)]
+
+
+@struct
+class TreePlan:
+    """Plans for a tree of tensors. Equal layout pairs share one plan object.
+
+    ``tied`` pairs names of further target tensors with the name whose data they share.
+    """
+
+    entries: tuple[Entry, ...]
+    tied: tuple[tuple[str, str], ...] = ()
+
+    def __len__(self) -> int:
+        return sum(len(e.plan) for e in self.entries)
+
+    def __repr__(self) -> str:
+        distinct = len({id(e.plan) for e in self.entries})
+        return f"<TreePlan of {len(self.entries)} tensors, {len(self)} copies, {distinct} distinct plans>"
+
+    @cached_property
+    def plans(self) -> dict[str, TransferPlan]:
+        """The plan of each target tensor, by name."""
+        return {e.target: e.plan for e in self.entries}
+
+    @cached_property
+    def stats(self) -> Stats:
+        """Counts added up over the tensors, in elements."""
+        return Stats.total(e.plan.stats for e in self.entries)
+
+    @cached_property
+    def digest(self) -> str:
+        """A hex name of the question: every tensor's name, sources and digest."""
+        lines = [repr((e.target, e.sources, e.plan.digest)) for e in self.entries]
+        return hashlib.sha256("\n".join([*lines, repr(self.tied)]).encode()).hexdigest()
+
+
+def as_tree(plan: TransferPlan | TreePlan) -> TreePlan:
+    """A single plan as a tree of one nameless tensor."""
+    return plan if isinstance(plan, TreePlan) else TreePlan((Entry("", ("",), plan),))
+

@@ -1,0 +1,188 @@
+"""What a plan moves, counted in elements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import reduce
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from .._limits import Budget, Limits
+from .._struct import struct
+from ..maps import AffineMap
+from ..maps._meet import meet
+from ..maps._relation import CODOMAIN, DOMAIN, collides, disjoint, exact_sizes, side_blocks
+from ..maps._space import IntArray
+from ..maps._table import Columns, PieceTable, build
+
+if TYPE_CHECKING:
+    from ._plan import TransferPlan
+
+PerRank: TypeAlias = tuple[tuple[int, int], ...]  # (global rank, elements)
+Traffic: TypeAlias = tuple[tuple[int, int, int], ...]  # (source, target, distinct elements)
+
+
+@struct
+class Stats:
+    """Counts of a plan. Elements, except ``pieces``, ``pairs`` and ``copies``.
+
+    ``elements`` are slots written. ``elements_crossing`` are distinct (element, target rank)
+    pairs whose source is another rank: what the wire carries. ``lower_bound`` is the least any
+    plan for the same layouts could cross: the pairs that the target wants and its own rank does
+    not hold. Both, and ``sent``/``received``, are None where it is unknown which ranks of the two
+    sides are the same process.
+    """
+
+    pieces: int
+    pairs: int
+    copies: int
+    elements: int
+    elements_crossing: int | None
+    lower_bound: int | None
+    sent: PerRank | None
+    received: PerRank | None
+
+    @classmethod
+    def total(cls, parts: Iterable[Stats]) -> Stats:
+        """Counts added up."""
+        return reduce(_add, parts, Stats(0, 0, 0, 0, 0, 0, (), ()))
+
+    def bytes_crossing(self, itemsize: int) -> int | None:
+        """Bytes on the wire for elements of ``itemsize`` bytes."""
+        return None if self.elements_crossing is None else self.elements_crossing * itemsize
+
+
+def _add(a: Stats, b: Stats) -> Stats:
+    def both(x: int | None, y: int | None) -> int | None:
+        return None if x is None or y is None else x + y
+
+    def per_rank(x: PerRank | None, y: PerRank | None) -> PerRank | None:
+        if x is None or y is None:
+            return None
+        sums = dict(x)
+        for rank, n in y:
+            sums[rank] = sums.get(rank, 0) + n
+        return tuple(sorted(sums.items()))
+
+    return Stats(
+        a.pieces + b.pieces, a.pairs + b.pairs, a.copies + b.copies, a.elements + b.elements,
+        both(a.elements_crossing, b.elements_crossing), both(a.lower_bound, b.lower_bound),
+        per_rank(a.sent, b.sent), per_rank(a.received, b.received),
+    )  # fmt: skip
+
+
+def transfer_stats(plan: TransferPlan) -> Stats:
+    """The counts of one plan."""
+    counts = (len(plan.source) + len(plan.target), plan.pairs, len(plan), plan.map.size)
+    if not plan.same_ranks:
+        return Stats(*counts, None, None, None, None)
+    sent: dict[int, int] = {}
+    received: dict[int, int] = {}
+    for s, t, n in plan.traffic:
+        if s != t:
+            sent[s] = sent.get(s, 0) + n
+            received[t] = received.get(t, 0) + n
+    crossing = sum(sent.values())
+    ordered = tuple(sorted(sent.items())), tuple(sorted(received.items()))
+    return Stats(*counts, crossing, lower_bound(plan), *ordered)
+
+
+def traffic(plan: TransferPlan) -> Traffic:
+    """Distinct elements per (source rank, target rank) pair, global ranks, ascending."""
+    table = wire_table(plan)
+    c = table.columns
+    pairs = np.stack([box_ranks(plan, "source")[c.cod_box], box_ranks(plan, "target")[c.dom_box]])
+    if not len(table):
+        return ()
+    keys, where = np.unique(pairs, axis=1, return_inverse=True)
+    sums = [0] * keys.shape[1]
+    for k, n in zip(where.reshape(-1).tolist(), exact_sizes(table.shape)):
+        sums[k] += n
+    return tuple((int(s), int(t), n) for (s, t), n in zip(keys.T.tolist(), sums))
+
+
+def box_ranks(plan: TransferPlan, side: str) -> IntArray:
+    """The global rank of each box of the plan's source or target storage."""
+    m, ranks = (plan.source, plan.source_ranks) if side == "source" else (plan.target, plan.target_ranks)
+    local = m.domain.box_ranks
+    if ranks is None:
+        return local
+    known = dict(ranks)
+    return np.array([known[r] for r in local.tolist()], np.int64)
+
+
+def wire_table(plan: TransferPlan) -> PieceTable:
+    """The plan's copies with each (source slot, target rank) pair once: where a rank wants an
+    element in several slots, one of them stands for all."""
+    table = plan.map.table
+    if plan.target.injective:
+        return table
+    by_rank = _boxes_by_rank(plan)
+    c = table.columns
+    # Key every source slot by the target rank: equal keys are the same wire element.
+    first = by_rank[c.dom_box]
+    width = len(plan.source.domain)
+    keyed = c._replace(cod_box=first * width + c.cod_box)
+    if not collides(build(keyed), CODOMAIN):
+        return table
+    one = np.ones(len(table), np.int64)
+    strides = c.cod_strides
+    slots = Columns(keyed.cod_box, c.cod_offset, keyed.cod_box, c.cod_offset, one, one, c.shape, strides, strides)
+    limits = Limits()
+    distinct = disjoint(build(slots), limits, Budget(limits)).columns
+    return build(distinct._replace(dom_box=distinct.dom_box // width, cod_box=distinct.cod_box % width))
+
+
+def _boxes_by_rank(plan: TransferPlan) -> IntArray:
+    """For each target box, the first box of the same global rank."""
+    ranks = box_ranks(plan, "target")
+    _, first, where = np.unique(ranks, return_index=True, return_inverse=True)
+    return first[where.reshape(-1)]
+
+
+def lower_bound(plan: TransferPlan) -> int:
+    """Distinct (target rank, element) pairs that the plan delivers and the same rank of the
+    source does not hold."""
+    wanted = wire_table(plan)
+    return sum(exact_sizes(wanted.shape)) - _already_held(plan, wanted)
+
+
+def _already_held(plan: TransferPlan, wanted: PieceTable) -> int:
+    """How many wanted pairs ask for an element that the target's own rank holds."""
+    through = _compose_tables(plan.source, wanted)
+    limits = Limits()
+    own = _own_elements(plan.source, plan)
+    keyed = _keyed(through, box_ranks(plan, "target")[through.columns.dom_box], len(plan.source.codomain))
+    met = meet(side_blocks(keyed, CODOMAIN), side_blocks(own, DOMAIN), limits, Budget(limits))
+    return sum(exact_sizes(met.shape))
+
+
+def _compose_tables(layout: AffineMap, slots: PieceTable) -> PieceTable:
+    """From target boxes through source slots to elements."""
+    limits = Limits()
+    met = meet(side_blocks(slots, CODOMAIN, DOMAIN), side_blocks(layout.table, DOMAIN, CODOMAIN), limits, Budget(limits))
+    a, b = slots.columns, layout.table.columns
+    one = np.ones(len(met.left), np.int64)
+    return build(
+        Columns(
+            a.dom_box[met.left], met.left_offset[0], b.cod_box[met.right], met.right_offset[0], one, one,
+            met.shape, met.left_strides[0], met.right_strides[0],
+        )
+    )  # fmt: skip
+
+
+def _keyed(table: PieceTable, rank: IntArray, width: int) -> PieceTable:
+    """Codomain boxes numbered by (global rank, box)."""
+    c = table.columns
+    return build(c._replace(cod_box=rank * width + c.cod_box))
+
+
+def _own_elements(layout: AffineMap, plan: TransferPlan) -> PieceTable:
+    """Distinct (global rank, element) pairs that the source holds, as a region."""
+    c = layout.table.columns
+    box = box_ranks(plan, "source")[c.dom_box] * len(layout.codomain) + c.cod_box
+    one = np.ones(len(layout.table), np.int64)
+    table = build(Columns(box, c.cod_offset, box, c.cod_offset, one, one, c.shape, c.cod_strides, c.cod_strides))
+    limits = Limits()
+    return disjoint(table, limits, Budget(limits))
