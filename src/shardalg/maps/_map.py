@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -53,6 +53,17 @@ class AffineMap:
         table = disjoint(build(columns), limits, Budget(limits))
         limits.hold("pieces", len(table))
         return cls(domain, codomain, table)
+
+    if TYPE_CHECKING:  # installed by ops/_syntax.py
+
+        def __matmul__(self, f: AffineMap) -> AffineMap: ...
+        def __or__(self, b: AffineMap) -> AffineMap: ...
+        def __and__(self, b: AffineMap) -> AffineMap: ...
+        def __sub__(self, b: AffineMap) -> AffineMap: ...
+        def __invert__(self) -> AffineMap: ...
+        def __call__(
+            self, slots: Any, rank: int | None = None, name: str | None = None, *, limits: Limits = ...
+        ) -> IntArray: ...
 
     # --- reading ---
 

@@ -1,12 +1,20 @@
 """Pure operators on maps, placements and plans: one public function per idea."""
 
 from ._compose import compose as compose
+from ._concat import concat as concat
+from ._divide import divide as divide
 from ._equivalent import equivalent as equivalent
+from ._explain import Difference as Difference
+from ._explain import explain as explain
 from ._holders import holders as holders
 from ._invert import invert as invert
 from ._layout import layout as layout
+from ._match import match as match
 from ._nest import nest as nest
+from ._permute import permute as permute
 from ._plan import plan as plan
+from ._plan_tree import plan_tree as plan_tree
+from ._product import product as product
 from ._questions import Answer as Answer
 from ._questions import check as check
 from ._questions import check_layout as check_layout
@@ -25,13 +33,20 @@ from ._regions import region as region
 from ._regions import restrict as restrict
 from ._regions import uncovered as uncovered
 from ._relabel import relabel as relabel
-from ._select import Request as Request
+from ._reshape import reshape as reshape
 from ._select import SELECTORS as SELECTORS
+from ._select import Request as Request
 from ._select import cheapest as cheapest
 from ._sets import intersect as intersect
 from ._sets import merge as merge
 from ._sets import subtract as subtract
 from ._sets import union as union
 from ._simplify import simplify as simplify
+from ._syntax import install as _install
 from ._tensors import extract as extract
 from ._tensors import rebuild as rebuild
+from ._translate import translate as translate
+from ._views import join as join
+from ._views import section as section
+
+_install()
