@@ -1,0 +1,177 @@
+"""Views: maps between logical tensors. How target tensors are made of source tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+from .._errors import InvalidMapError
+from .._struct import struct
+from ..maps import AffineMap, Piece, Side, Space
+from ..maps._map import remember
+from ..maps._space import Shape, as_int, as_shape, row_major
+
+Shapes: TypeAlias = Mapping[str, Shape]
+
+
+@struct
+class Join:
+    """A join of source tensors by name, whose shapes ``plan_tree`` fills in."""
+
+    parts: tuple[str, ...]
+    axis: int = 0
+    stack: bool = False
+    interleave: int | None = None
+
+    def resolve(self, shapes: Shapes) -> AffineMap:
+        """The map from the named source tensors to the joined one."""
+        return _joined({name: shapes[name] for name in self.parts}, self.axis, self.stack, self.interleave)
+
+
+@struct
+class Section:
+    """Part of a source tensor by name, whose shape ``plan_tree`` fills in."""
+
+    source: str
+    index: tuple[Any, ...]
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return (self.source,)
+
+    def resolve(self, shapes: Shapes) -> AffineMap:
+        """The map from the source tensor to its part."""
+        return _section(shapes[self.source], self.index, self.source)
+
+
+View: TypeAlias = "AffineMap | Join | Section"
+
+
+def join(
+    parts: Mapping[str, Any] | Sequence[str],
+    axis: int = 0,
+    *,
+    stack: bool = False,
+    interleave: int | None = None,
+) -> Any:
+    """Several logical tensors as one: the map from the parts to the joined tensor.
+
+    The parts are laid end to end along ``axis`` (q, k, v -> qkv), stacked along a new axis with
+    ``stack=True`` (experts -> w13), or alternated in blocks of ``interleave`` elements of the axis.
+    With shapes (``{name: shape}``) the result is an ``AffineMap``; with names only it is a view that
+    ``plan_tree`` resolves against the source tensors. An isomorphism of the elements.
+
+    >>> join({"q": (4, 2), "k": (1, 2)}, axis=0).codomain
+    Space.logical((5, 2))
+    """
+    axis = as_int(axis, "join: axis")
+    if interleave is not None and as_int(interleave, "join: interleave") < 1:
+        raise InvalidMapError(f"join: interleave must be at least 1, got {interleave}")
+    if stack and interleave is not None:
+        raise InvalidMapError("join: stack=True and interleave= exclude each other")
+    if isinstance(parts, str) or not len(parts):
+        raise InvalidMapError(f"join needs one or more named parts, got {parts!r}")
+    if isinstance(parts, Mapping):
+        return _joined({str(n): as_shape(s) for n, s in parts.items()}, axis, stack, interleave)
+    names = tuple(parts)
+    if len(set(names)) < len(names):
+        raise InvalidMapError(f"join: the parts {names} repeat a name")
+    return Join(names, axis, stack, interleave)
+
+
+def _joined(shapes: Shapes, axis: int, stack: bool, interleave: int | None) -> AffineMap:
+    first = next(iter(shapes.values()))
+    rank = len(first) + stack
+    if not -rank <= axis < rank:
+        raise InvalidMapError(f"join: axis {axis} of parts of shape {first} (stack={stack})")
+    axis %= rank
+    for name, shape in shapes.items():
+        fixed = shape if stack or interleave else shape[:axis] + shape[axis + 1 :]
+        wanted = first if stack or interleave else first[:axis] + first[axis + 1 :]
+        if fixed != wanted or len(shape) != len(first):
+            raise InvalidMapError(f"join along axis {axis}: {name!r} has shape {shape}, the first part {first}")
+    if stack:
+        whole: Shape = (*first[:axis], len(shapes), *first[axis:])
+    else:
+        whole = (*first[:axis], sum(s[axis] for s in shapes.values()), *first[axis + 1 :])
+    if interleave is not None and first[axis] % interleave:
+        raise InvalidMapError(
+            f"join: axis {axis} of {first} holds {first[axis]} = {interleave}*{first[axis] // interleave}"
+            f" + {first[axis] % interleave} elements, not whole blocks of {interleave}"
+        )
+    strides = row_major(whole)
+    pieces, at = [], 0
+    for k, (name, shape) in enumerate(shapes.items()):
+        if stack:
+            others = strides[:axis] + strides[axis + 1 :]
+            pieces.append(Piece(shape, _whole(shape, name), Side(k * strides[axis], others)))
+        elif interleave is None:
+            pieces.append(Piece(shape, _whole(shape, name), Side(at * strides[axis], strides)))
+            at += shape[axis]
+        else:
+            pieces.append(_interleaved(shape, name, axis, interleave, k, len(shapes), strides))
+    source = Space.logical(dict(shapes))
+    return _bijection(source, Space.logical(whole), pieces)
+
+
+def _whole(shape: Shape, name: str) -> Side:
+    return Side(0, row_major(shape), None, name)
+
+
+def _interleaved(
+    shape: Shape, name: str, axis: int, size: int, k: int, count: int, strides: Shape
+) -> Piece:
+    """Block j of part k becomes block ``j * count + k`` of the whole."""
+    local = row_major(shape)
+    block = (*shape[:axis], shape[axis] // size, size, *shape[axis + 1 :])
+    mine = (*local[:axis], local[axis] * size, *local[axis:])
+    theirs = (*strides[:axis], strides[axis] * size * count, *strides[axis:])
+    return Piece(block, Side(0, mine, None, name), Side(k * size * strides[axis], theirs))
+
+
+def _bijection(source: Space, target: Space, pieces: list[Piece]) -> AffineMap:
+    m = AffineMap.from_pieces(source, target, pieces)
+    return remember(m, single_valued=True, injective=True)
+
+
+def section(source: Any, index: Any) -> Any:
+    """Part of a logical tensor as a tensor of its own: the map from the whole to the part.
+
+    ``index`` is basic NumPy indexing: a slice or int, or a tuple of them, one per axis; ints drop
+    their axis. ``source`` is a shape, ``{name: shape}``, or just a name, which gives a view
+    that ``plan_tree`` resolves.
+
+    >>> section((6, 4), (slice(2, 4), 0)).codomain
+    Space.logical((2,))
+    """
+    index = index if isinstance(index, tuple) else (index,)
+    if isinstance(source, str):
+        return Section(source, index)
+    if isinstance(source, Mapping):
+        if len(source) != 1:
+            raise InvalidMapError(f"section cuts one tensor, got {len(source)}")
+        name, shape = next(iter(source.items()))
+        return _section(as_shape(shape), index, str(name))
+    return _section(as_shape(source), index, "")
+
+
+def _section(shape: Shape, index: tuple[Any, ...], name: str) -> AffineMap:
+    if len(index) > len(shape):
+        raise InvalidMapError(f"section: {len(index)} indices for a tensor of shape {shape}")
+    offset, extents, strides = 0, [], []
+    for axis, (n, stride) in enumerate(zip(shape, row_major(shape))):
+        at = index[axis] if axis < len(index) else slice(None)
+        if isinstance(at, slice):
+            found = range(*at.indices(n))
+            extents.append(len(found))
+            strides.append(found.step * stride)
+            offset += found.start * stride if len(found) else 0
+        else:
+            k = as_int(at, "an index")
+            if not -n <= k < n:
+                raise InvalidMapError(f"section: index {k} is outside axis {axis} of shape {shape}")
+            offset += k % n * stride
+    part = tuple(extents)
+    whole = Space.logical({name: shape})
+    piece = Piece(part, Side(offset if 0 not in part else 0, tuple(strides), None, name), Side(0, row_major(part)))
+    return _bijection(whole, Space.logical(part), [piece])
