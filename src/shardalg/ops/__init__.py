@@ -34,8 +34,9 @@ from ._regions import restrict as restrict
 from ._regions import uncovered as uncovered
 from ._relabel import relabel as relabel
 from ._reshape import reshape as reshape
-from ._select import SELECTORS as SELECTORS
+from ._schedule import schedule as schedule
 from ._select import Request as Request
+from ._select import SELECTORS as SELECTORS
 from ._select import cheapest as cheapest
 from ._sets import intersect as intersect
 from ._sets import merge as merge
