@@ -163,13 +163,17 @@ def _agree(ctx: Context, digest: str, problem: str) -> None:
         groups.setdefault(its, []).append(rank)
     if len(groups) > 1:
         words = "; ".join(f"ranks {its[:8]} hold {d[:12]}" for d, its in groups.items())
-        raise TransferError(f"bind: the ranks hold different plans: {words}. Plan from the same layouts everywhere")
+        raise TransferError(
+            f"bind: the ranks hold different plans: {words}. Plan from the same layouts everywhere"
+        )
 
 
 def check_owner(ctx: Context, bound: Any) -> None:
     """Raise unless ``bound`` was stamped by this very context and it is open. Local and silent."""
     if not isinstance(bound, Bound):
-        raise ProvenanceError(f"run takes what bind returned, got {type(bound).__name__}: bind the plan first")
+        raise ProvenanceError(
+            f"run takes what bind returned, got {type(bound).__name__}: bind the plan first"
+        )
     if bound._owner is None:
         raise ProvenanceError(
             "this bound plan has no owner: it was built by hand, replaced, copied, unpickled or unflattened;"

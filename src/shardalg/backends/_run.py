@@ -12,12 +12,11 @@ from .._errors import InvalidMapError, ShardalgError, TransferError, Unsupported
 from ..maps import Box
 from ..maps._space import describe_key
 from ..ops import schedule
-from ..ops._blocks import block, write
 from ..plans import Entry, Program
-from ..plans._dtypes import UNSCALABLE, dtype_name, itemsize
-from ..plans._program import Dtypes, wire_dtype
+from ..plans._dtypes import UNSCALABLE, dtype_name
 from ._context import Bound, Context, check_owner
-from ._script import Local, Move, Script, Turn, script
+from ._pack import copy_local, drain, fill
+from ._script import Script, Turn, script
 from ._transport import Exchange
 
 Shards: TypeAlias = Any  # {rank: tensor}, {rank: {name: tensor}}, or a dict of those by tensor name
@@ -28,7 +27,13 @@ MAGIC = b"shda"
 
 
 def run(
-    ctx: Context, bound: Bound, shards: Shards, out: Shards = None, *, tag: int | None = None, progress: Progress | None = None
+    ctx: Context,
+    bound: Bound,
+    shards: Shards,
+    out: Shards = None,
+    *,
+    tag: int | None = None,
+    progress: Progress | None = None,
 ) -> Shards:
     """Move data: the target's shards from the source's.
 
@@ -63,7 +68,9 @@ def run(
 # --- preparing ----------------------------------------------------------------------------
 
 
-def _prepared(ctx: Context, program: Program, job: _Job, refusal: ShardalgError | None) -> tuple[Program, Script]:
+def _prepared(
+    ctx: Context, program: Program, job: _Job, refusal: ShardalgError | None
+) -> tuple[Program, Script]:
     """The program with its dtypes and this process's script: made once, then reused."""
     kept = ctx._prepared.get(id(program))
     if kept is not None and kept[0] is program:
@@ -128,7 +135,9 @@ class _Job:
         self.out = out
         for k, e in enumerate(self.program.plan.entries):
             for b in self._boxes(e, "source"):
-                x = _find(shards, e.source_name(b.name), b, self.program.single, "shards", len(e.sources) == 1)
+                x = _find(
+                    shards, e.source_name(b.name), b, self.program.single, "shards", len(e.sources) == 1
+                )
                 self.sources[k, b] = x.detach().reshape(-1)
             if out is not None:
                 for b in self._boxes(e, "target"):
@@ -137,7 +146,11 @@ class _Job:
         _check_overlap(self.sources, self.given)
 
     def _boxes(self, e: Entry, side: str) -> Iterator[Box]:
-        m, to = (e.plan.source, e.plan.global_source) if side == "source" else (e.plan.target, e.plan.global_target)
+        m, to = (
+            (e.plan.source, e.plan.global_source)
+            if side == "source"
+            else (e.plan.target, e.plan.global_target)
+        )
         for b in m.domain.boxes:
             if b.rank is not None and to(b.rank) in self.held:
                 yield b
@@ -168,7 +181,9 @@ class _Job:
                     make = torch.empty if full else torch.zeros
                     fresh = make(b.shape, dtype=getattr(torch, dtypes[1]), device=self.ctx.transport.device)
                     self.given[k, b] = given = fresh
-                self.targets[k, b] = given.detach().view(-1) if given.is_contiguous() else given.detach().reshape(-1)
+                self.targets[k, b] = (
+                    given.detach().view(-1) if given.is_contiguous() else given.detach().reshape(-1)
+                )
 
     def _check_dtypes(self, k: int, e: Entry, dtypes: tuple[str, str]) -> None:
         for want, side, word in ((dtypes[0], self.sources, "shard"), (dtypes[1], self.given, "out")):
@@ -188,7 +203,7 @@ class _Job:
     def result(self) -> Shards:
         if self.out is not None:
             return self.out
-        tree: dict[str, dict[int, Any]] = {}
+        tree: dict[str, dict[int | None, Any]] = {}
         for k, e in enumerate(self.program.plan.entries):
             its = tree[e.target] = {}
             for b in self._boxes(e, "target"):
@@ -220,7 +235,9 @@ def _find(given: Shards, name: str, b: Box, single: bool, what: str, nameless: b
     if not isinstance(at, torch.Tensor):
         raise InvalidMapError(f"{where} of rank {b.rank} must be a torch tensor, got {type(at).__name__}")
     if tuple(at.shape) != b.shape:
-        raise InvalidMapError(f"{where} of rank {b.rank} has shape {tuple(at.shape)}, the layout says {b.shape}")
+        raise InvalidMapError(
+            f"{where} of rank {b.rank} has shape {tuple(at.shape)}, the layout says {b.shape}"
+        )
     if at.layout != torch.strided:
         raise UnsupportedError(f"{where} of rank {b.rank} is {at.layout}; only strided tensors can be moved")
     return at
@@ -253,7 +270,9 @@ def _span(x: torch.Tensor) -> tuple[int, int]:
 
 def _check_scaled(e: Entry, dtypes: tuple[str, str]) -> None:
     if e.plan.map.table.scaled and UNSCALABLE & set(dtypes):
-        raise UnsupportedError(f"{_say(e)}: {dtypes[0]} -> {dtypes[1]} copies cannot be scaled; only floats can")
+        raise UnsupportedError(
+            f"{_say(e)}: {dtypes[0]} -> {dtypes[1]} copies cannot be scaled; only floats can"
+        )
 
 
 # --- rounds -------------------------------------------------------------------------------
@@ -278,21 +297,23 @@ def _rounds(
         try:
             ctx.transport.exchange(parts)
         except TransferError as error:
-            raise TransferError(f"round {number} of {len(steps.turns)}: {error}", targets_touched=touched) from error
+            raise TransferError(
+                f"round {number} of {len(steps.turns)}: {error}", targets_touched=touched
+            ) from error
         if first:
             if refusal is not None:
                 raise refusal
             _check_headers(ctx, parts, starts, header)
-            _run_local(program, job, steps.local)
+            copy_local(program, job.sources, job.targets, steps.local)
         touched = True
         for rank, its in turn.items():
-            _drain(program, job, its.unpack, parts[rank].receive, starts[rank][1])
+            drain(program, job.targets, its.unpack, parts[rank].receive, starts[rank][1])
         if progress is not None:
             progress(number + 1, len(steps.turns))
     if not steps.turns:
         if refusal is not None:
             raise refusal
-        _run_local(program, job, steps.local)
+        copy_local(program, job.sources, job.targets, steps.local)
     job.store()
 
 
@@ -305,13 +326,21 @@ _Starts = tuple[dict[int, int], dict[int, int]]  # first payload byte by peer: s
 
 
 def _stage(
-    ctx: Context, program: Program, job: _Job, turn: dict[int, Turn], header: bytes, refusal: ShardalgError | None
+    ctx: Context,
+    program: Program,
+    job: _Job,
+    turn: dict[int, Turn],
+    header: bytes,
+    refusal: ShardalgError | None,
 ) -> tuple[dict[int, Exchange], dict[int, _Starts]]:
     """Fill the send buffers of one round."""
     parts, starts = {}, {}
     for rank, its in turn.items():
         extra = [len(header) if p != rank else 0 for p in ctx.peers]
-        sizes = [[h + part.get(p, 0) for p, h in zip(ctx.peers, extra)] for part in (its.send_bytes, its.receive_bytes)]
+        sizes = [
+            [h + part.get(p, 0) for p, h in zip(ctx.peers, extra)]
+            for part in (its.send_bytes, its.receive_bytes)
+        ]
         send = ctx.buffer(rank, "send", sum(sizes[0]))
         receive = ctx.buffer(rank, "receive", sum(sizes[1]))
         at = (_payload_starts(ctx.peers, sizes[0], extra), _payload_starts(ctx.peers, sizes[1], extra))
@@ -322,7 +351,7 @@ def _stage(
                     send[start - len(header) : start].copy_(mark)
         if refusal is None:
             for peer, move in its.pack:
-                _fill(program, job, move, send, at[0][peer])
+                fill(program, job.sources, move, send, at[0][peer])
         parts[rank] = Exchange(send, sizes[0], receive, sizes[1])
         starts[rank] = at
     return parts, starts
@@ -336,7 +365,9 @@ def _payload_starts(peers: tuple[int, ...], sizes: list[int], extra: list[int]) 
     return starts
 
 
-def _check_headers(ctx: Context, parts: dict[int, Exchange], starts: dict[int, _Starts], header: bytes) -> None:
+def _check_headers(
+    ctx: Context, parts: dict[int, Exchange], starts: dict[int, _Starts], header: bytes
+) -> None:
     """Raise where a peer refused its tensors or runs something else."""
     mine = HEADER.unpack(header)
     for rank, part in parts.items():
@@ -349,82 +380,6 @@ def _check_headers(ctx: Context, parts: dict[int, Exchange], starts: dict[int, _
             if theirs[1]:
                 raise TransferError(f"rank {rank}: rank {peer} refused its tensors; nothing was written")
             if theirs[2] != mine[2]:
-                raise TransferError(f"rank {rank} runs tag {mine[2]}, rank {peer} tag {theirs[2]}; nothing was written")
-
-
-def _fill(program: Program, job: _Job, m: Move, buffer: torch.Tensor, start: int) -> None:
-    """Source block -> message."""
-    dtypes = _dtypes(program, m.entry)
-    wire = wire_dtype(program.plan.entries[m.entry], dtypes)
-    values = block(_raw(job.sources[m.entry, m.box], dtypes[0] == wire), m.shape, m.strides, m.offset)
-    if dtypes[0] != wire:
-        values = values.to(getattr(torch, wire))
-    count = values.numel()
-    size = count * itemsize(wire)
-    room = buffer[start + m.at : start + m.at + size]
-    if (start + m.at) % itemsize(wire):  # a message of odd length came before
-        room.copy_(values.contiguous().reshape(-1).view(torch.uint8))
-    else:
-        room.view(values.dtype).view(m.shape).copy_(values)
-
-
-def _drain(
-    program: Program, job: _Job, moves: tuple[tuple[int, Move], ...], buffer: torch.Tensor, starts: dict[int, int]
-) -> None:
-    """Messages -> target blocks."""
-    for peer, m in moves:
-        dtypes = _dtypes(program, m.entry)
-        wire = wire_dtype(program.plan.entries[m.entry], dtypes)
-        exact = wire == dtypes[1] and m.scale[0] == m.scale[1]
-        span = 1 + sum(abs(s) * (n - 1) for s, n in zip(m.buffer_strides, m.shape))
-        low = sum(s * (n - 1) for s, n in zip(m.buffer_strides, m.shape) if s < 0)
-        first = starts[peer] + m.at + low * itemsize(wire)
-        data = buffer[first : first + span * itemsize(wire)]
-        if first % itemsize(wire):
-            data = data.clone()
-        typed = data.view(_raw_dtype(wire) if exact else getattr(torch, wire))
-        values = block(typed, m.shape, m.buffer_strides, -low)
-        target = _raw(job.targets[m.entry, m.box], exact)
-        write(target, m.shape, m.strides, m.offset, values if exact else _converted(values, dtypes[1], m.scale))
-
-
-def _run_local(program: Program, job: _Job, moves: tuple[Local, ...]) -> None:
-    for m in moves:
-        dtypes = _dtypes(program, m.entry)
-        exact = dtypes[0] == dtypes[1] and m.scale[0] == m.scale[1]
-        source = _raw(job.sources[m.entry, m.source], exact)
-        values = block(source, m.shape, m.source_strides, m.source_offset)
-        if not exact:
-            values = _converted(values, dtypes[1], m.scale)
-        write(_raw(job.targets[m.entry, m.target], exact), m.shape, m.target_strides, m.target_offset, values)
-
-
-def _dtypes(program: Program, entry: int) -> tuple[str, str]:
-    dtypes: Dtypes | None = program.dtypes
-    assert dtypes is not None
-    return dtypes[entry]
-
-
-def _converted(values: torch.Tensor, dtype: str, scale: tuple[int, int]) -> torch.Tensor:
-    """``values * numerator / denominator`` in the promoted type, one rounding each, then cast."""
-    target = getattr(torch, dtype)
-    if scale[0] == scale[1]:
-        return values.to(target)
-    values = values.to(torch.promote_types(values.dtype, target))
-    if scale[0] != 1:
-        values = values * scale[0]
-    if scale[1] != 1:
-        values = values / scale[1]
-    return values.to(target)
-
-
-RAW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
-
-
-def _raw_dtype(name: str) -> torch.dtype:
-    """The integer type of the same size: moving it moves the bytes as they are."""
-    return RAW[itemsize(name)]
-
-
-def _raw(x: torch.Tensor, exact: bool) -> torch.Tensor:
-    return x.view(RAW[x.element_size()]) if exact else x
+                raise TransferError(
+                    f"rank {rank} runs tag {mine[2]}, rank {peer} tag {theirs[2]}; nothing was written"
+                )

@@ -97,7 +97,9 @@ def _offsets(rows: IntArray, sizes: IntArray) -> IntArray:
     return starts
 
 
-def _per_peer(rows: IntArray, sizes: IntArray, here: IntArray, mine: int, other: int, rank: int) -> dict[int, int]:
+def _per_peer(
+    rows: IntArray, sizes: IntArray, here: IntArray, mine: int, other: int, rank: int
+) -> dict[int, int]:
     found: dict[int, int] = {}
     for k in here[rows[mine][here] == rank].tolist():
         peer = int(rows[other][k])
@@ -157,7 +159,12 @@ def _wire_blocks(program: Program, its: IntArray) -> Blocks:
     for k in range(len(shape) - 2, -1, -1):
         inner[k] = inner[k + 1] * shape[k + 1]
     return Blocks(
-        p.rows[4][its], p.rows[5][its], shape, p.strides[:, its], np.zeros((1, len(its)), np.int64), inner[None]
+        p.rows[4][its],
+        p.rows[5][its],
+        shape,
+        p.strides[:, its],
+        np.zeros((1, len(its)), np.int64),
+        inner[None],
     )
 
 

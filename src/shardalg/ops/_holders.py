@@ -66,7 +66,8 @@ def holders(
         )
     space = layout.codomain
     return tuple(
-        (ranks, AffineMap(space, space, simplified(concatenate(by_ranks[ranks])))) for ranks in sorted(by_ranks)
+        (ranks, AffineMap(space, space, simplified(concatenate(by_ranks[ranks]))))
+        for ranks in sorted(by_ranks)
     )
 
 
@@ -79,9 +80,7 @@ def _holders_of(layout: AffineMap, element: int, name: str) -> tuple[int, ...]:
     flat = np.zeros((0, 1), np.int64)
     point = PieceTable(np.concatenate([[one * box, one * element, one * box, one * element, one, one], flat]))
     limits = Limits()
-    met = meet(
-        side_blocks(layout.table, CODOMAIN), side_blocks(point, DOMAIN), limits, Budget(limits)
-    )
+    met = meet(side_blocks(layout.table, CODOMAIN), side_blocks(point, DOMAIN), limits, Budget(limits))
     boxes = layout.table.columns.dom_box[met.left]
     return tuple(sorted(set(layout.domain.box_ranks[boxes].tolist())))
 
@@ -147,7 +146,10 @@ def _refined(layout: AffineMap, limits: Limits) -> Atoms:
 
 
 def _cut_by(
-    own: dict[int, PieceTable], regions: list[tuple[PieceTable, tuple[int, ...]]], limits: Limits, budget: Budget
+    own: dict[int, PieceTable],
+    regions: list[tuple[PieceTable, tuple[int, ...]]],
+    limits: Limits,
+    budget: Budget,
 ) -> Atoms:
     tables, atom, rank = [], [], []
     for a, (region, ranks) in enumerate(regions):
@@ -163,9 +165,7 @@ def _cut_by(
 def _concatenate_in_order(tables: list[PieceTable]) -> PieceTable:
     """Pieces one after the other, not sorted again, so that positions stay known."""
     axes = max((t.axes for t in tables), default=0)
-    rows = [
-        np.concatenate([t.rows[:6], *(_grown(t, i, axes) for i in range(3))]) for t in tables if len(t)
-    ]
+    rows = [np.concatenate([t.rows[:6], *(_grown(t, i, axes) for i in range(3))]) for t in tables if len(t)]
     return PieceTable(np.concatenate(rows, axis=1)) if rows else empty_table()
 
 
@@ -238,5 +238,3 @@ def _one_slot_each(piece: PieceTable, limits: Limits, budget: Budget) -> PieceTa
         shape=shape,
     )
     return lowest_slots(build(slices), limits, budget)
-
-

@@ -75,7 +75,15 @@ def plan(
         _require_complete(source, target, copies, of_target, rank)
     limits.hold("plan_bytes", table.rows.nbytes)
     return TransferPlan(
-        source, target, remember(copies, single_valued=True), selector.key, missing, of_source, of_target, rank, pairs
+        source,
+        target,
+        remember(copies, single_valued=True),
+        selector.key,
+        missing,
+        of_source,
+        of_target,
+        rank,
+        pairs,
     )
 
 
@@ -117,7 +125,9 @@ class _Matched(NamedTuple):
 
     def take(self, picked: IntArray) -> _Matched:
         rest = (self.atom[picked], self.source_rank[picked], self.target_rank[picked])
-        return self._replace(met=self.met.take(picked), atom=rest[0], source_rank=rest[1], target_rank=rest[2])
+        return self._replace(
+            met=self.met.take(picked), atom=rest[0], source_rank=rest[1], target_rank=rest[2]
+        )
 
 
 def _chosen(
@@ -161,7 +171,12 @@ def _own_part(rank: int | None, source_rank: IntArray, target_rank: IntArray) ->
 
 
 def _match(
-    cut: Atoms, source_rank: IntArray, target: PieceTable, target_rank: IntArray, picked: _Part, limits: Limits
+    cut: Atoms,
+    source_rank: IntArray,
+    target: PieceTable,
+    target_rank: IntArray,
+    picked: _Part,
+    limits: Limits,
 ) -> _Matched:
     s, t = picked
     a = side_blocks(cut.table, CODOMAIN, DOMAIN)
@@ -269,4 +284,3 @@ def _require_complete(
         f"no source rank holds element {element}, wanted in slot {say_slot(target.domain, box, slot)};"
         f' {left.size} target slots have no source: cover them, or pass missing="leave"'
     )
-

@@ -83,7 +83,10 @@ def named_leaves(tree: Any, what: str) -> dict[str, AffineMap]:
 
 
 def _check_names(
-    source: Mapping[str, AffineMap], target: Mapping[str, AffineMap], views: Mapping[str, View], tied: Mapping[str, str]
+    source: Mapping[str, AffineMap],
+    target: Mapping[str, AffineMap],
+    views: Mapping[str, View],
+    tied: Mapping[str, str],
 ) -> None:
     """Names on one side only are an error that lists both sets."""
     unknown = sorted(set(views) - set(target)) + sorted((set(tied) | set(tied.values())) - set(target))
@@ -112,7 +115,9 @@ def view_parts(view: View) -> tuple[str, ...]:
 
 def _check_tied(target: Mapping[str, AffineMap], alias: str, name: str) -> None:
     if not equivalent(target[alias], target[name]):
-        raise InvalidMapError(f"tied targets {alias!r} and {name!r} have different layouts: they cannot share storage")
+        raise InvalidMapError(
+            f"tied targets {alias!r} and {name!r} have different layouts: they cannot share storage"
+        )
 
 
 def _entry(
@@ -123,12 +128,9 @@ def _entry(
     made: dict[Any, TransferPlan],
     arguments: Mapping[str, Any],
 ) -> Entry:
-    if view is None:
-        parts, through, layouts = (name,), None, (source[name],)
-    else:
-        parts = view_parts(view)
-        layouts = tuple(source[p] for p in parts)
-        through = _by_position(_resolved(view, parts, layouts), parts)
+    parts = (name,) if view is None else view_parts(view)
+    layouts = tuple(source[p] for p in parts)
+    through = None if view is None else _by_position(_resolved(view, parts, layouts), parts)
     key = (layouts, through, target)
     if key not in made:
         try:
@@ -166,7 +168,10 @@ def _source(layouts: tuple[AffineMap, ...], view: AffineMap | None) -> AffineMap
 
 def side_by_side(layouts: tuple[AffineMap, ...]) -> AffineMap:
     """Layouts of several tensors as one, boxes named by position."""
-    boxes = [[Box(b.shape, b.rank, _position(k, len(layouts))) for b in m.domain.boxes] for k, m in enumerate(layouts)]
+    boxes = [
+        [Box(b.shape, b.rank, _position(k, len(layouts))) for b in m.domain.boxes]
+        for k, m in enumerate(layouts)
+    ]
     storage = Space(tuple(b for its in boxes for b in its))
     logical = Space.logical({_position(k, len(layouts)): m.logical_shape for k, m in enumerate(layouts)})
     tables = []

@@ -47,7 +47,9 @@ def schedule(
     if max_bytes is not None and as_int(max_bytes, "max_bytes") < 1:
         raise InvalidMapError(f"max_bytes must be at least 1, got {max_bytes}")
     if max_bytes is not None and any(e.plan.rank is not None for e in tree.entries):
-        raise UnsupportedError("rounds need the whole plan: plan without rank=, or schedule without max_bytes")
+        raise UnsupportedError(
+            "rounds need the whole plan: plan without rank=, or schedule without max_bytes"
+        )
     pairs = as_dtypes(tree, dtypes)
     return Program(tree, pairs, max_bytes, parcels(tree, pairs, max_bytes), isinstance(plan, TransferPlan))
 
@@ -61,7 +63,11 @@ def parcels(tree: TreePlan, dtypes: Dtypes | None, max_bytes: int | None) -> Par
     most = MESSAGE_BYTES // 2 if max_bytes is None else min(max(max_bytes // 4, widest), MESSAGE_BYTES // 2)
     blocks = [_entry_blocks(tree, k, most // size) for k, size in enumerate(sizes)]
     axes = max((b.axes for b in blocks), default=0)
-    rows = np.concatenate([_widened(b, axes) for b in blocks], axis=1) if blocks else np.zeros((PARCEL_HEAD, 0), int)
+    rows = (
+        np.concatenate([_widened(b, axes) for b in blocks], axis=1)
+        if blocks
+        else np.zeros((PARCEL_HEAD, 0), int)
+    )
     wire = np.array(sizes, np.int64)
     rows = rows[:, _wire_order(rows, wire)]
     found = Parcels(rows)

@@ -90,12 +90,17 @@ class Cheapest:
         cost = self.cost
         chosen = []
         for k, target in enumerate(requests.target.tolist()):
-            prices = [(float(cost(s, target) if callable(cost) else cost[s][target]), s) for s in requests.holders(k)]
+            prices = [
+                (float(cost(s, target) if callable(cost) else cost[s][target]), s)
+                for s in requests.holders(k)
+            ]
             chosen.append(min(prices)[1])
         return np.array(chosen, np.int64)
 
 
-def cheapest(cost: Callable[[int, int], float] | Sequence[Sequence[float]], *, key: str | None = None) -> Cheapest:
+def cheapest(
+    cost: Callable[[int, int], float] | Sequence[Sequence[float]], *, key: str | None = None
+) -> Cheapest:
     """A selector by cost: ``cost(source, target)`` or a matrix ``cost[source][target]``.
 
     A matrix enters the plan's digest by value; a function needs ``key=`` to be told apart from
@@ -150,10 +155,14 @@ def as_selector(select: Any) -> Selector:
     """
     if isinstance(select, str):
         if select not in SELECTORS:
-            raise InvalidMapError(f"no selector {select!r}; there are {tuple(SELECTORS)}, cheapest(cost) and functions")
+            raise InvalidMapError(
+                f"no selector {select!r}; there are {tuple(SELECTORS)}, cheapest(cost) and functions"
+            )
         return SELECTORS[select]
     if hasattr(select, "choose"):
         return select  # type: ignore[no-any-return]
     if callable(select):
-        return ByFunction(select, str(getattr(select, "key", None) or getattr(select, "__qualname__", "function")))
+        return ByFunction(
+            select, str(getattr(select, "key", None) or getattr(select, "__qualname__", "function"))
+        )
     raise InvalidMapError(f"select= takes a name, a selector or a function, got {select!r}")

@@ -89,7 +89,9 @@ def _joined(shapes: Shapes, axis: int, stack: bool, interleave: int | None) -> A
         fixed = shape if stack or interleave else shape[:axis] + shape[axis + 1 :]
         wanted = first if stack or interleave else first[:axis] + first[axis + 1 :]
         if fixed != wanted or len(shape) != len(first):
-            raise InvalidMapError(f"join along axis {axis}: {name!r} has shape {shape}, the first part {first}")
+            raise InvalidMapError(
+                f"join along axis {axis}: {name!r} has shape {shape}, the first part {first}"
+            )
     if stack:
         whole: Shape = (*first[:axis], len(shapes), *first[axis:])
     else:
@@ -118,9 +120,7 @@ def _whole(shape: Shape, name: str) -> Side:
     return Side(0, row_major(shape), None, name)
 
 
-def _interleaved(
-    shape: Shape, name: str, axis: int, size: int, k: int, count: int, strides: Shape
-) -> Piece:
+def _interleaved(shape: Shape, name: str, axis: int, size: int, k: int, count: int, strides: Shape) -> Piece:
     """Block j of part k becomes block ``j * count + k`` of the whole."""
     local = row_major(shape)
     block = (*shape[:axis], shape[axis] // size, size, *shape[axis + 1 :])
@@ -173,5 +173,7 @@ def _section(shape: Shape, index: tuple[Any, ...], name: str) -> AffineMap:
             offset += k % n * stride
     part = tuple(extents)
     whole = Space.logical({name: shape})
-    piece = Piece(part, Side(offset if 0 not in part else 0, tuple(strides), None, name), Side(0, row_major(part)))
+    piece = Piece(
+        part, Side(offset if 0 not in part else 0, tuple(strides), None, name), Side(0, row_major(part))
+    )
     return _bijection(whole, Space.logical(part), [piece])

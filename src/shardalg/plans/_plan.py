@@ -8,7 +8,6 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any, TypeAlias
 
-
 from .._errors import InvalidMapError
 from .._limits import Limits
 from .._struct import struct
@@ -108,9 +107,7 @@ class TransferPlan:
         """The plan written by ``to_dict``: bounded, and every copy checked against both layouts."""
         check_format(data, "shardalg.plan")
         limits.hold("copies", len(data["map"]["pieces"]))
-        source, target, m = (
-            AffineMap.from_dict(data[k], limits=limits) for k in ("source", "target", "map")
-        )
+        source, target, m = (AffineMap.from_dict(data[k], limits=limits) for k in ("source", "target", "map"))
         if m.domain != target.domain or m.codomain != source.domain:
             raise InvalidMapError("the copies of a stored plan are not between its layouts' shards")
         ranks = [
@@ -210,4 +207,3 @@ class TreePlan:
 def as_tree(plan: TransferPlan | TreePlan) -> TreePlan:
     """A single plan as a tree of one nameless tensor."""
     return plan if isinstance(plan, TreePlan) else TreePlan((Entry("", ("",), plan),))
-

@@ -32,7 +32,7 @@ class Parcels:
         self._hash: int | None = None
 
     def __len__(self) -> int:
-        return self.rows.shape[1]
+        return int(self.rows.shape[1])
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Parcels) and np.array_equal(self.rows, other.rows)
@@ -55,7 +55,8 @@ class Parcels:
 
     @property
     def elements(self) -> IntArray:
-        return np.prod(self.shape, axis=0, dtype=np.int64)
+        sizes: IntArray = np.prod(self.shape, axis=0, dtype=np.int64)
+        return sizes
 
 
 @struct
@@ -111,7 +112,8 @@ class Program:
     @cached_property
     def parcel_bytes(self) -> IntArray:
         """Bytes of each parcel."""
-        return self.parcels.elements * self.wire_sizes[self.parcels.rows[3]]
+        sizes: IntArray = self.parcels.elements * self.wire_sizes[self.parcels.rows[3]]
+        return sizes
 
     @property
     def wire_bytes(self) -> int:

@@ -128,7 +128,9 @@ def wire_table(plan: TransferPlan) -> PieceTable:
         return table
     one = np.ones(len(table), np.int64)
     strides = c.cod_strides
-    slots = Columns(keyed.cod_box, c.cod_offset, keyed.cod_box, c.cod_offset, one, one, c.shape, strides, strides)
+    slots = Columns(
+        keyed.cod_box, c.cod_offset, keyed.cod_box, c.cod_offset, one, one, c.shape, strides, strides
+    )
     limits = Limits()
     distinct = disjoint(build(slots), limits, Budget(limits)).columns
     return build(distinct._replace(dom_box=distinct.dom_box // width, cod_box=distinct.cod_box % width))
@@ -161,7 +163,12 @@ def _already_held(plan: TransferPlan, wanted: PieceTable) -> int:
 def _compose_tables(layout: AffineMap, slots: PieceTable) -> PieceTable:
     """From target boxes through source slots to elements."""
     limits = Limits()
-    met = meet(side_blocks(slots, CODOMAIN, DOMAIN), side_blocks(layout.table, DOMAIN, CODOMAIN), limits, Budget(limits))
+    met = meet(
+        side_blocks(slots, CODOMAIN, DOMAIN),
+        side_blocks(layout.table, DOMAIN, CODOMAIN),
+        limits,
+        Budget(limits),
+    )
     a, b = slots.columns, layout.table.columns
     one = np.ones(len(met.left), np.int64)
     return build(
@@ -183,6 +190,8 @@ def _own_elements(layout: AffineMap, plan: TransferPlan) -> PieceTable:
     c = layout.table.columns
     box = box_ranks(plan, "source")[c.dom_box] * len(layout.codomain) + c.cod_box
     one = np.ones(len(layout.table), np.int64)
-    table = build(Columns(box, c.cod_offset, box, c.cod_offset, one, one, c.shape, c.cod_strides, c.cod_strides))
+    table = build(
+        Columns(box, c.cod_offset, box, c.cod_offset, one, one, c.shape, c.cod_strides, c.cod_strides)
+    )
     limits = Limits()
     return disjoint(table, limits, Budget(limits))
