@@ -1,0 +1,10 @@
+"""MoE communication plans: balanced expert parallelism as pure functions over a live ``Buffer``."""
+
+from ._buffer import Buffer as Buffer
+from ._buffer import simulate as simulate
+from ._geometry import Geometry as Geometry
+from ._geometry import geometry as geometry
+from ._plan import CommPlan as CommPlan
+from ._planning import plan_dispatch as plan_dispatch
+from ._policy import Policy as Policy
+from ._policy import max_copies as max_copies

@@ -1,0 +1,134 @@
+"""``plan_dispatch``: from routing to plan, with one gather of counts and one exchange of slot lists."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from .._errors import InvalidMapError
+from ._buffer import Buffer, check_open, per_rank, returned
+from ._eager import eager
+from ._geometry import Geometry
+from ._plan import CommPlan, make_plan
+from ._tables import Array, Routes, Shared, duplicates, received, remote_stats, route, segments, share
+from ._transport import Parcel
+
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+OTHERS = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.bool, torch.complex64)
+HEAD = 6  # numbers before the counts in a rank's message: S_r, K, problem, three details
+
+
+@eager
+def plan_dispatch(buffer: Buffer, topk: Any) -> Any:
+    """The ``CommPlan`` of one microbatch from this rank's routing ``topk`` [S_r, K], integers.
+
+    Collective. A negative id routes nowhere; an id of E or more, a shape or dtype that is no
+    routing and more than S tokens are the same ``InvalidMapError`` on every rank, raised after the
+    gather of counts and before anything else moves. One host synchronisation, so plans are not
+    captured in CUDA graphs. A simulated buffer takes and gives one value per rank.
+
+    >>> from shardalg.moe import simulate
+    >>> a, b = plan_dispatch(simulate(2, E=4, S=2, K=1, H=1, pad=2), [torch.tensor([[3], [3]]), torch.tensor([[3], [0]])])
+    >>> a.dst.tolist(), b.dst.tolist(), a.experts_to_copy.tolist()
+    ([2, 6], [7, 0], [[3, -1], [-1, -1]])
+    """
+    check_open(buffer)
+    g = buffer.geometry
+    said = [_examine(g, ids) for ids in per_rank(buffer, topk, "routing")]
+    rows = buffer.transport.all_gather([head + counts for head, counts, _ in said])
+    _raise_common(g, rows)
+    shared = share(g, np.array([row[HEAD:] for row in rows], np.int64))
+    routes = [route(g, shared, rank, ids) for rank, (_, _, ids) in zip(buffer.ranks, said)]
+    slots = _exchange_slots(buffer, shared, routes)
+    return returned(buffer, [_plan(buffer, shared, *each) for each in zip(buffer.ranks, routes, slots)])
+
+
+def _examine(g: Geometry, topk: Any) -> tuple[list[int], list[int], Array]:
+    """One rank's message (head, counts) and its flat ids; a problem travels as numbers."""
+    empty = [0] * g.E
+    problem = _shape_problem(g, topk)
+    if problem is not None:
+        return problem, empty, np.zeros(0, np.int64)
+    ids = topk.detach().cpu().numpy().reshape(-1)
+    if ids.max(initial=-1) >= g.E:
+        at = int((ids >= g.E).argmax())
+        return [len(topk), g.K, 4, at // g.K, at % g.K, int(ids[at])], empty, ids
+    real = ids if ids.min(initial=0) >= 0 else ids[ids >= 0]
+    return [len(topk), g.K, 0, 0, 0, 0], np.bincount(real, minlength=g.E).tolist(), ids
+
+
+def _shape_problem(g: Geometry, topk: Any) -> list[int] | None:
+    if not isinstance(topk, torch.Tensor):
+        return [0, 0, 1, len(OTHERS), 0, 0]
+    if topk.dtype not in INTEGERS:
+        return [0, 0, 1, OTHERS.index(topk.dtype) if topk.dtype in OTHERS else len(OTHERS) + 1, 0, 0]
+    if topk.dim() != 2 or topk.shape[1] != g.K:
+        return [0, 0, 2, topk.dim(), *(*topk.shape[:2], -1, -1)[:2]]
+    return [len(topk), g.K, 3, 0, 0, 0] if len(topk) > g.S else None
+
+
+def _raise_common(g: Geometry, rows: Sequence[Sequence[int]]) -> None:
+    """The first problem any rank reported, in the same words on every rank."""
+    for rank, (tokens, _, problem, a, b, c) in enumerate(row[:HEAD] for row in rows):
+        if problem == 1:
+            what = (*(str(d) for d in OTHERS), "no tensor", "another dtype")[a]
+            raise InvalidMapError(f"rank {rank}: topk must be an integer tensor, got {what}")
+        if problem == 2:
+            shape = tuple(n for n in (b, c) if n >= 0)
+            raise InvalidMapError(f"rank {rank}: topk must be [S_r, K={g.K}], got {a} axes starting {shape}")
+        if problem == 3:
+            raise InvalidMapError(f"rank {rank}: {tokens} tokens exceed the capacity S={g.S}; make the Buffer with S={tokens}")
+        if problem == 4:
+            raise InvalidMapError(f"rank {rank}: topk[{a}, {b}] is expert {c}, there are E={g.E} experts (0..{g.E - 1})")
+
+
+def _exchange_slots(buffer: Buffer, shared: Shared, routes: Sequence[Routes]) -> list[Array]:
+    """Each held rank's slot lists, in source order, its own part included."""
+    sends, receives, into = [], [], []
+    for rank, mine in zip(buffer.ranks, routes):
+        wanted = received(shared, rank)
+        away = np.arange(len(wanted)) != rank
+        before = int(mine.sent[:rank].sum())
+        code = np.delete(mine.code, slice(before, before + int(mine.sent[rank])))
+        landing = np.empty(int(wanted[away].sum()), np.int32)
+        sends.append(_parcel(code, mine.sent * away, buffer.device))
+        receives.append(_parcel(landing, wanted * away, buffer.device))
+        into.append((landing, int(wanted[:rank].sum()), mine.code[before : before + int(mine.sent[rank])]))
+    if buffer.geometry.R > 1:
+        buffer.transport.exchange(sends, receives)()
+    found = [parcel.data.cpu().numpy().view(np.int32) for parcel in receives]
+    return [np.concatenate([f[:at], own, f[at:]]) for f, (_, at, own) in zip(found, into)]
+
+
+def _parcel(codes: Array, count: Array, device: torch.device) -> Parcel:
+    data = torch.from_numpy(np.ascontiguousarray(codes).view(np.uint8)).to(device)
+    return Parcel(data, tuple((count * 4).tolist()))
+
+
+def _plan(buffer: Buffer, shared: Shared, rank: int, mine: Routes, slots: Array) -> CommPlan:
+    g = buffer.geometry
+    experts, ends, fill = segments(g, shared, rank)
+    groups, entries, used = duplicates(slots, g.NvS)
+    counts = received(shared, rank)
+    values = {
+        "N": g.N, "R": g.R, "E": g.E, "B": g.B, "NvS": g.NvS, "K": g.K, "pad": g.pad, "S_r": len(mine.dst) // g.K,
+        "H": buffer.H, "layout": g.layout, "rank": rank, "dtype": buffer.dtype,
+    }  # fmt: skip
+    arrays = {
+        "dst": mine.dst, "experts_to_copy": shared.copies, "cu_seqlens": ends, "group_experts": experts,
+        "zero_fill_ranges": fill, "remote_stats": remote_stats(g, shared, rank), "dup_groups": groups,
+        "dup_loffs": entries, "dup_counts": used, "recv_slots": slots, "send_routes": mine.sent, "recv_routes": counts,
+        "send_rows": _rows(mine.code, mine.sent), "recv_rows": _rows(slots, counts), "counts": shared.counts,
+        "alloc": shared.alloc,
+    }  # fmt: skip
+    return make_plan(g, buffer._owner, values, arrays, buffer.device)
+
+
+def _rows(codes: Array, count: Array) -> Array:
+    """[R]: distinct rows per peer, from slot codes in order of peers."""
+    before = np.concatenate([[0], np.cumsum(codes >= 0)])
+    ends = np.cumsum(count)
+    return before[ends] - before[ends - count]  # type: ignore[no-any-return]
