@@ -1,0 +1,3 @@
+"""The command line: ``shardalg reshard`` and ``shardalg inspect``."""
+
+from ._main import main as main

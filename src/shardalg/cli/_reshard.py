@@ -1,0 +1,207 @@
+"""Resharding a checkpoint: read slices, move them between live processes, write what each holds."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import shardalg as sa  # its backends load torch on first use
+
+from .._errors import InvalidMapError
+from .._struct import struct
+from ..interop._arrangements import Arrangement, Stored, components, even, logical_tensors, transfer
+from ..interop._checkpoints import Checkpoint, load, open_checkpoint
+from ..interop._layout_files import arrange, read_layout_file
+from ..interop._outputs import (
+    Output,
+    appearing,
+    finish,
+    nbytes,
+    plain_output,
+    prepare,
+    rank_output,
+    require_absent,
+    save,
+)
+from ..ops import schedule
+from ..plans import Program
+from ._workers import peak_memory, run_workers, warm_up
+
+FULL = "full"
+
+
+@struct
+class Step:
+    """Tensors that are read, moved and written together. Without a program they stay where they are read."""
+
+    sources: tuple[tuple[str, Stored], ...]
+    program: Program | None
+
+
+@struct
+class Job:
+    """What every worker does."""
+
+    checkpoint: Checkpoint
+    steps: tuple[Step, ...]
+    output: Output
+
+
+@struct
+class Summary:
+    """What a run did: tensors and their bytes, bytes on the wire and the fewest possible, seconds, and the
+    most bytes of memory that any worker held."""
+
+    tensors: int
+    nbytes: int
+    wire_bytes: int
+    lower_bound: int
+    rounds: int
+    seconds: float
+    peak_bytes: int
+
+
+@struct
+class Options:
+    """The numbers of a run: how many bytes are moved at once, staged per rank, put in one file; seconds."""
+
+    group_bytes: int = 256 << 20
+    max_bytes: int = 64 << 20
+    file_bytes: int = 5 * 10**9
+    timeout: float = 300.0
+
+
+def reshard(
+    source: str,
+    destination: str,
+    to: str,
+    processes: int,
+    *,
+    start: str | None = None,
+    start_processes: int | None = None,
+    units: Mapping[str, int] | None = None,
+    options: Options = Options(),
+) -> Summary:
+    """Write the checkpoint at ``source`` to ``destination`` in the layout ``to`` on ``processes`` ranks.
+
+    ``to`` is a layout file, one that ships with the library, or ``"full"`` for a plain checkpoint. A plain
+    source is read in the target's slices, so that nothing crosses; with ``start`` (a layout, on
+    ``start_processes`` ranks) it is read in that one and moved. Everything that can be refused is refused
+    before a process starts.
+    """
+    begun = time.monotonic()
+    require_absent(Path(destination))
+    checkpoint = open_checkpoint(source)
+    words = dict(checkpoint.units) | dict(units or {})
+    target = arranged(checkpoint, to, processes, words)
+    origin, count = _origin(checkpoint, target, start, start_processes or processes, words)
+    steps = plan_steps(origin, target, options)
+    warm_up()
+    with appearing(destination) as folder:
+        output = _output(folder, checkpoint, to, target, processes, words, options)
+        prepare(output)
+        peaks = run_workers(
+            work, Job(checkpoint, steps, output), max(processes, count), timeout=options.timeout
+        )
+        finish(output)
+    return _summary(checkpoint, steps, time.monotonic() - begun, max(peaks))
+
+
+def arranged(checkpoint: Checkpoint, to: str, processes: int, units: Mapping[str, int]) -> dict[str, Stored]:
+    """The arrangement that ``to`` means for a checkpoint."""
+    if processes < 1:
+        raise InvalidMapError(f"the number of processes must be at least 1, got {processes}")
+    if to == FULL:
+        return even(checkpoint.logical, processes)
+    return arrange(read_layout_file(to), checkpoint.logical, processes, units)
+
+
+def _origin(
+    checkpoint: Checkpoint,
+    target: dict[str, Stored],
+    start: str | None,
+    processes: int,
+    units: Mapping[str, int],
+) -> tuple[dict[str, Stored], int]:
+    """How the workers hold the source after reading, and how many do."""
+    if not checkpoint.plain:
+        if start is not None:
+            raise InvalidMapError(f"{checkpoint.path} says itself how it is stored: leave out --from {start}")
+        return dict(checkpoint.stored), max(checkpoint.ranks) + 1
+    return (target, 1) if start is None else (arranged(checkpoint, start, processes, units), processes)
+
+
+def plan_steps(origin: dict[str, Stored], target: dict[str, Stored], options: Options) -> tuple[Step, ...]:
+    """Groups of tensors that are moved together, each of about ``options.group_bytes`` bytes."""
+    groups: list[tuple[list[str], list[str]]] = [([], [])]
+    room = options.group_bytes
+    for here, there in components(origin, target):
+        size = sum(map(nbytes, logical_tensors({n: target[n] for n in there}).values()))
+        if groups[-1][1] and size > room:
+            groups.append(([], []))
+            room = options.group_bytes
+        groups[-1][0].extend(here)
+        groups[-1][1].extend(there)
+        room -= size
+    return tuple(_step(origin, target, *group, options) for group in groups)
+
+
+def _step(
+    origin: dict[str, Stored], target: dict[str, Stored], here: list[str], there: list[str], options: Options
+) -> Step:
+    sources = {n: origin[n] for n in here}
+    if origin is target:
+        return Step(tuple(sources.items()), None)
+    wanted = {n: target[n] for n in there}
+    plan = transfer(sources, wanted)
+    dtypes = {n: s.dtype for n, s in wanted.items()}
+    return Step(tuple(sources.items()), schedule(plan, max_bytes=options.max_bytes, dtypes=dtypes))
+
+
+def _output(
+    folder: Path,
+    checkpoint: Checkpoint,
+    to: str,
+    target: Arrangement,
+    processes: int,
+    units: Mapping[str, int],
+    options: Options,
+) -> Output:
+    single = folder.name.endswith(".safetensors.partial")
+    if to == FULL:
+        most = sys.maxsize if single else options.file_bytes
+        return plain_output(folder, checkpoint.logical, processes, dict(checkpoint.metadata), most)
+    if single:
+        raise InvalidMapError(f"a layout on ranks is written to a folder, not to {folder.name[1:-8]}")
+    return rank_output(folder, target, processes, dict(checkpoint.metadata), units)
+
+
+def work(ctx: Any, job: Job) -> int:
+    """One rank's part: step by step read, move, write. The most bytes of memory it held."""
+    (rank,) = ctx.ranks
+    for step in job.steps:
+        shards = load(job.checkpoint, dict(step.sources), rank)
+        save(job.output, rank, moved(ctx, step, shards))
+    return peak_memory()
+
+
+def moved(ctx: Any, step: Step, shards: Mapping[str, Any]) -> dict[str, Any]:
+    """This rank's shards ``{name: tensor}`` after a step."""
+    if step.program is None:
+        return dict(shards)
+    (rank,) = ctx.ranks
+    given = {name: {rank: shards[name]} if name in shards else {} for name, _ in step.sources}
+    out = sa.run(ctx, sa.bind(ctx, step.program), given)
+    return {name: its[rank] for name, its in out.items() if rank in its}
+
+
+def _summary(checkpoint: Checkpoint, steps: tuple[Step, ...], seconds: float, peak: int) -> Summary:
+    programs = [s.program for s in steps if s.program is not None]
+    tensors = checkpoint.logical
+    return Summary(
+        len(tensors), sum(map(nbytes, tensors.values())), sum(p.wire_bytes for p in programs),
+        sum(p.lower_bound or 0 for p in programs), sum(len(p.rounds) for p in programs), seconds, peak,
+    )  # fmt: skip

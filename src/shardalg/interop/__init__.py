@@ -1,0 +1,1 @@
+"""Other people's forms: files and metadata read into maps and written from them."""

@@ -1,0 +1,295 @@
+"""Layout files: TOML that says by name pattern how the tensors of a checkpoint are placed.
+
+    format = 1
+    default = "Replicate"              # without it, a tensor that no pattern matches is an error
+
+    [units]
+    head = 64                          # words for Split's unit=
+
+    [[join]]                           # stored as one tensor; * in all patterns is the same text
+    name = "*.attn.qkv.weight"
+    parts = ["*.attn.q.weight", "*.attn.k.weight", "*.attn.v.weight"]
+
+    [[tensor]]                         # the first match wins
+    name = ["*.attn.qkv.weight", "*.attn.qkv.bias"]
+    placement = { kind = "Segments", axis = 0, each = { kind = "Split", axis = 0, unit = "head" } }
+
+A placement is the name of a placement, or a table of its name and fields as in Python. ``Segments`` takes
+``segments = [{ size = 32, placement = ... }]``, or ``each`` with ``sizes``, with ``equal = 3`` equal ones,
+or with neither for the parts of a joined tensor. With ``mesh = { dp = 2, tp = 2 }`` (and ``order``)
+placements are lists.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from .._errors import InvalidMapError
+from .._struct import struct
+from ..maps import AffineMap
+from ..maps._space import Shape
+from ..ops import join, layout
+from ..placements import Replicate
+from ._arrangements import Logical, Stored
+from ._placement_tables import Table, build_placement, frozen, require_keys
+
+FORMAT = 1
+
+
+@struct
+class Rule:
+    """Names (patterns) and the placement of the tensors they match, as written."""
+
+    patterns: tuple[str, ...]
+    placement: Any
+
+
+@struct
+class JoinRule:
+    """Patterns of logical tensors that are stored as one."""
+
+    name: str
+    parts: tuple[str, ...]
+    options: Table = ()
+
+
+@struct
+class LayoutFile:
+    """What a layout file says, before it meets a checkpoint."""
+
+    source: str
+    rules: tuple[Rule, ...]
+    joins: tuple[JoinRule, ...] = ()
+    default: Any = None
+    units: tuple[tuple[str, int], ...] = ()
+    mesh: Table = ()
+    order: tuple[str, ...] = ()
+    optional: bool = False
+
+
+# --- reading ------------------------------------------------------------------------------
+
+
+def shipped() -> tuple[str, ...]:
+    """The names of the layout files that come with the library."""
+    folder = resources.files("shardalg.interop").joinpath("layouts")
+    return tuple(sorted(f.name.removesuffix(".toml") for f in folder.iterdir() if f.name.endswith(".toml")))
+
+
+def read_layout_file(name: str) -> LayoutFile:
+    """The layout file at a path, or one that ships with the library by its name.
+
+    >>> read_layout_file("transformer-tp").optional
+    True
+    """
+    if Path(name).is_file():
+        return parse_layout_file(Path(name).read_text(), name)
+    if name in shipped():
+        text = resources.files("shardalg.interop").joinpath("layouts", f"{name}.toml").read_text()
+        return parse_layout_file(text, name)
+    raise InvalidMapError(f"no layout file {name!r}: give the path of one, or one of {', '.join(shipped())}")
+
+
+def parse_layout_file(text: str, source: str) -> LayoutFile:
+    """The value of a layout file's text; ``source`` names it in errors."""
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidMapError(f"{source}: not TOML: {error}") from None
+    known = ("format", "default", "units", "mesh", "order", "optional", "tensor", "join")
+    require_keys(data, known, ("format",), source)
+    if data["format"] != FORMAT:
+        raise InvalidMapError(f"{source}: format {data['format']!r}; this release reads format {FORMAT}")
+    rules = [_rule(source, k, table) for k, table in enumerate(_tables(data, "tensor", source))]
+    joins = [_join_rule(source, k, table) for k, table in enumerate(_tables(data, "join", source))]
+    if not rules and "default" not in data:
+        raise InvalidMapError(f"{source}: places nothing: it has no [[tensor]] and no default")
+    return LayoutFile(
+        source, tuple(rules), tuple(joins), frozen(data.get("default")), frozen(data.get("units", {})),
+        frozen(data.get("mesh", {})), tuple(data.get("order", ())), bool(data.get("optional", False)),
+    )  # fmt: skip
+
+
+def _tables(data: Mapping[str, Any], key: str, source: str) -> list[Mapping[str, Any]]:
+    tables = data.get(key, [])
+    if not isinstance(tables, list) or not all(isinstance(t, dict) for t in tables):
+        raise InvalidMapError(f"{source}: write each {key} under its own [[{key}]]")
+    return tables
+
+
+def _rule(source: str, k: int, table: Mapping[str, Any]) -> Rule:
+    where = f"{source}: [[tensor]] {k + 1}"
+    require_keys(table, ("name", "placement"), ("name", "placement"), where)
+    return Rule(_patterns(table["name"], where), frozen(table["placement"]))
+
+
+def _join_rule(source: str, k: int, table: Mapping[str, Any]) -> JoinRule:
+    where = f"{source}: [[join]] {k + 1}"
+    options = ("axis", "stack", "interleave")
+    require_keys(table, ("name", "parts", *options), ("name", "parts"), where)
+    (name,), parts = _patterns(table["name"], where), _patterns(table["parts"], where)
+    stars = [p.count("*") for p in (name, *parts)]
+    if len(set(stars)) > 1:
+        raise InvalidMapError(f"{where}: name and parts have {stars} stars; each must have the same number")
+    return JoinRule(name, parts, frozen({k: v for k, v in table.items() if k in options}))
+
+
+def _patterns(value: Any, where: str) -> tuple[str, ...]:
+    names = value if isinstance(value, list) else [value]
+    if not names or not all(isinstance(n, str) and n for n in names):
+        raise InvalidMapError(f"{where}: expected one or more name patterns, got {value!r}")
+    return tuple(names)
+
+
+# --- meeting a checkpoint -----------------------------------------------------------------
+
+
+def arrange(
+    file: LayoutFile, tensors: Mapping[str, Logical], ranks: int, units: Mapping[str, int] | None = None
+) -> dict[str, Stored]:
+    """How a checkpoint's tensors are stored on ``ranks`` ranks according to a layout file.
+
+    Every tensor is stored exactly once, by the first rule that matches. ``units`` override the file's own.
+    Raises ``InvalidMapError`` for a tensor that nothing matches, a pattern that matches nothing, and a
+    placement that cannot apply.
+    """
+    joined = _join_all(file, tensors)
+    used = {part for j in joined.values() for part in (b.name for b in j.domain.boxes)}
+    shapes: dict[str, Shape] = {n: t.shape for n, t in tensors.items() if n not in used}
+    shapes |= {name: j.codomain.boxes[0].shape for name, j in joined.items()}
+    _require_matches(file, shapes)
+    words = dict(file.units) | dict(units or {})
+    made: dict[Any, AffineMap] = {}
+    return {
+        name: _stored(file, name, shapes[name], tensors, joined.get(name), ranks, words, made)
+        for name in sorted(shapes)
+    }
+
+
+def _join_all(file: LayoutFile, tensors: Mapping[str, Logical]) -> dict[str, AffineMap]:
+    """The joined tensors by name, as maps from their parts."""
+    made: dict[str, AffineMap] = {}
+    owner: dict[str, str] = {}
+    for rule in file.joins:
+        found = [m for m in (match(rule.parts[0], name) for name in tensors) if m is not None]
+        if not found and not file.optional:
+            raise InvalidMapError(f"{file.source}: {_nothing(rule.parts[0], tensors)}")
+        for stars in found:
+            name, parts = filled(rule.name, stars), [filled(p, stars) for p in rule.parts]
+            if name in made or (name in tensors and name not in parts):
+                raise InvalidMapError(f"{file.source}: the join {name!r} has the name of another tensor")
+            for part in parts:
+                if part in owner:
+                    raise InvalidMapError(
+                        f"{file.source}: {part!r} is joined in {owner[part]!r} and in {name!r}"
+                    )
+                owner[part] = name
+            made[name] = _join(file, name, parts, tensors, rule)
+    return made
+
+
+def _join(
+    file: LayoutFile, name: str, parts: Sequence[str], tensors: Mapping[str, Logical], rule: JoinRule
+) -> AffineMap:
+    missing = [p for p in parts if p not in tensors]
+    if missing:
+        raise InvalidMapError(
+            f"{file.source}: the join {name!r} needs {missing[0]!r}, {_nearest(missing[0], tensors)}"
+        )
+    dtypes = {p: tensors[p].dtype for p in parts}
+    if len(set(dtypes.values())) > 1:
+        raise InvalidMapError(f"{file.source}: the join {name!r} has parts of different dtypes: {dtypes}")
+    try:
+        made: AffineMap = join({p: tensors[p].shape for p in parts}, **dict(rule.options))
+    except InvalidMapError as error:
+        raise InvalidMapError(f"{file.source}: the join {name!r}: {error}") from error
+    return made
+
+
+def _require_matches(file: LayoutFile, names: Iterable[str]) -> None:
+    """Raise for a pattern that matches no tensor, and for a tensor that no pattern matches."""
+    names = list(names)
+    for rule in file.rules:
+        for pattern in rule.patterns:
+            if not file.optional and all(match(pattern, n) is None for n in names):
+                raise InvalidMapError(f"{file.source}: {_nothing(pattern, names)}")
+    if file.default is None:
+        lost = [n for n in names if _placement_of(file, n) is None]
+        if lost:
+            raise InvalidMapError(
+                f"{file.source}: no pattern matches {len(lost)} of {len(names)} tensors,"
+                f" the first is {lost[0]!r};"
+                ' add a [[tensor]] for it, or default = "Replicate"'
+            )
+
+
+def _nothing(pattern: str, names: Iterable[str]) -> str:
+    return f"the pattern {pattern!r} matches nothing, {_nearest(pattern, names)}"
+
+
+def _nearest(name: str, names: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(names), n=1, cutoff=0.0)
+    return f"the nearest name is {near[0]!r}" if near else "there are no tensors"
+
+
+def match(pattern: str, name: str) -> tuple[str, ...] | None:
+    """What the stars of a pattern stand for in a name; None where it does not match.
+
+    >>> match("layer.*.bias", "layer.7.bias"), match("*.weight", "w")
+    (('7',), None)
+    """
+    found = re.fullmatch("(.*)".join(map(re.escape, pattern.split("*"))), name, re.DOTALL)
+    return None if found is None else found.groups()
+
+
+def filled(pattern: str, stars: Sequence[str]) -> str:
+    """The name a pattern gives when its stars stand for ``stars``."""
+    first, *rest = pattern.split("*")
+    return first + "".join(s + text for s, text in zip(stars, rest))
+
+
+def _placement_of(file: LayoutFile, name: str) -> Any:
+    for rule in file.rules:
+        if any(match(p, name) is not None for p in rule.patterns):
+            return rule.placement
+    return file.default
+
+
+def _stored(
+    file: LayoutFile,
+    name: str,
+    shape: Shape,
+    tensors: Mapping[str, Logical],
+    joined: AffineMap | None,
+    ranks: int,
+    units: Mapping[str, int],
+    made: dict[Any, AffineMap],
+) -> Stored:
+    written = _placement_of(file, name)
+    parts = None if joined is None else tuple(b.shape for b in joined.domain.boxes)
+    key = (written, shape, parts)
+    try:
+        if key not in made:
+            placement = build_placement(written, parts, shape, units)
+            made[key] = _layout(file, shape, placement, ranks)
+    except InvalidMapError as error:
+        raise InvalidMapError(f"{file.source}: {name!r} of shape {shape}: {error}") from error
+    first = name if joined is None else joined.domain.boxes[0].name
+    return Stored(tensors[first].dtype, made[key], joined)
+
+
+def _layout(file: LayoutFile, shape: Shape, placement: Any, ranks: int) -> AffineMap:
+    if not file.mesh:
+        return layout(shape, placement, ranks=ranks)
+    each = placement if isinstance(placement, tuple) else (placement,) * len(file.mesh)
+    if not isinstance(placement, (tuple, Replicate)):
+        raise InvalidMapError(
+            f"a mesh of {len(file.mesh)} axes needs a list of placements, got {placement!r}"
+        )
+    return layout(shape, each, ranks, mesh=dict(file.mesh), order=file.order or None)
