@@ -38,6 +38,7 @@ from .ops import corestrict as corestrict
 from .ops import divide as divide
 from .ops import domain as domain
 from .ops import equivalent as equivalent
+from .ops import expert_layouts as expert_layouts
 from .ops import explain as explain
 from .ops import extract as extract
 from .ops import holders as holders
@@ -58,6 +59,7 @@ from .ops import nest as nest
 from .ops import padding as padding
 from .ops import permute as permute
 from .ops import plan as plan
+from .ops import plan_experts as plan_experts
 from .ops import plan_tree as plan_tree
 from .ops import product as product
 from .ops import rebuild as rebuild

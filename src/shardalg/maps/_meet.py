@@ -168,7 +168,7 @@ class Digits(NamedTuple):
     product: np.ndarray[tuple[int], np.dtype[np.bool_]]
 
 
-def _digits(x: Blocks, chain: list[int]) -> Digits:
+def chain_digits(x: Blocks, chain: list[int]) -> Digits:
     """Write each block in the mixed radix of the chain."""
     levels, n, width = len(chain), len(x.box), len(x.pay_offset)
     start = np.empty((levels, n), np.int64)
@@ -243,7 +243,7 @@ def _products(
     x: Blocks, chain: list[int], names: IntArray, budget: Budget
 ) -> tuple[Blocks, IntArray, Digits, IntArray]:
     """The blocks with those that are no product carved into products where that succeeds."""
-    digits = _digits(x, chain)
+    digits = chain_digits(x, chain)
     hard = np.flatnonzero(~digits.product)
     if not len(hard):
         return x, names, digits, hard
@@ -254,7 +254,7 @@ def _products(
     )
     axes = max(len(y.shape) for y in blocks)
     x = _stack([_pad_axes(y, axes) for y in blocks])
-    digits = _digits(x, chain)
+    digits = chain_digits(x, chain)
     return x, names[origin], digits, np.flatnonzero(~digits.product)
 
 

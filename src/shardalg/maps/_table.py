@@ -41,7 +41,7 @@ class Columns(NamedTuple):
 class PieceTable:
     """Pieces in normal form behind equality and hash; ``rows`` is ``[6 + 3 * axes, pieces]``."""
 
-    __slots__ = ("_hash", "axes", "rows")
+    __slots__ = ("_hash", "_size", "axes", "rows")
 
     rows: IntArray
     axes: int
@@ -52,6 +52,7 @@ class PieceTable:
         self.rows = rows
         self.axes = (len(rows) - HEAD) // 3
         self._hash: int | None = None
+        self._size: int | None = None
 
     def __len__(self) -> int:
         return int(self.rows.shape[1])
@@ -91,7 +92,9 @@ class PieceTable:
     @property
     def size(self) -> int:
         """Pairs in all pieces, exactly."""
-        return sum(self.sizes.tolist())
+        if self._size is None:
+            self._size = sum(self.sizes.tolist())
+        return self._size
 
     @property
     def scaled(self) -> bool:
@@ -167,21 +170,32 @@ def _ordered(shape: IntArray, ds: IntArray, cs: IntArray) -> tuple[IntArray, Int
 def _merged(shape: IntArray, ds: IntArray, cs: IntArray) -> tuple[IntArray, IntArray, IntArray]:
     """Axes that continue their inner neighbour on both sides become one."""
     shape, ds, cs = shape.copy(), ds.copy(), cs.copy()
-    holes = False
     for k in range(len(shape) - 2, -1, -1):
         inner = shape[k + 1]
         joins = (inner > 1) & (ds[k] == ds[k + 1] * inner) & (cs[k] == cs[k + 1] * inner)
         if joins.any():
-            holes = True
             shape[k] = np.where(joins, shape[k] * inner, shape[k])
             for x, unit in ((ds, 0), (cs, 0)):
                 x[k] = np.where(joins, x[k + 1], x[k])
                 x[k + 1] = np.where(joins, unit, x[k + 1])
             shape[k + 1] = np.where(joins, 1, inner)
-    if holes:
+    if ((shape[:-1] == 1) & (shape[1:] > 1)).any():
         order = np.argsort(shape == 1, axis=0, kind="stable")
         shape, ds, cs = (np.take_along_axis(x, order, axis=0) for x in (shape, ds, cs))
     return shape, ds, cs
+
+
+def from_ordered(rows: IntArray) -> PieceTable:
+    """A table from rows of non-empty pieces whose axes already fall by domain stride: unit axes
+    are moved to the end, axes merged, pieces sorted."""
+    axes = (len(rows) - HEAD) // 3
+    if axes > 1:
+        shape, ds, cs = rows[HEAD : HEAD + axes], rows[HEAD + axes : HEAD + 2 * axes], rows[HEAD + 2 * axes :]
+        if ((shape[:-1] == 1) & (shape[1:] > 1)).any():
+            order = np.argsort(shape == 1, axis=0, kind="stable")
+            shape, ds, cs = (np.take_along_axis(x, order, axis=0) for x in (shape, ds, cs))
+        rows[HEAD:] = np.concatenate(_merged(shape, ds, cs))
+    return _trimmed(_sorted(rows))
 
 
 def _sorted(rows: IntArray) -> IntArray:
@@ -190,10 +204,10 @@ def _sorted(rows: IntArray) -> IntArray:
         return rows
     if _rises(rows):
         return rows
-    rows = rows[:, np.lexsort((rows[1], rows[0]))]
+    rows = np.take(rows, np.lexsort((rows[1], rows[0])), axis=1)
     if _rises(rows):
         return rows
-    return rows[:, np.lexsort(rows[::-1])]
+    return np.take(rows, np.lexsort(rows[::-1]), axis=1)
 
 
 def _rises(rows: IntArray) -> bool:

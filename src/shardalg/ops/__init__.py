@@ -13,6 +13,8 @@ from ._match import match as match
 from ._nest import nest as nest
 from ._permute import permute as permute
 from ._plan import plan as plan
+from ._plan_experts import expert_layouts as expert_layouts
+from ._plan_experts import plan_experts as plan_experts
 from ._plan_tree import plan_tree as plan_tree
 from ._product import product as product
 from ._questions import Answer as Answer
@@ -35,8 +37,8 @@ from ._regions import uncovered as uncovered
 from ._relabel import relabel as relabel
 from ._reshape import reshape as reshape
 from ._schedule import schedule as schedule
-from ._select import Request as Request
 from ._select import SELECTORS as SELECTORS
+from ._select import Request as Request
 from ._select import cheapest as cheapest
 from ._sets import intersect as intersect
 from ._sets import merge as merge

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .._errors import InvalidMapError, SelectionError
+from .._errors import InvalidMapError, SelectionError, UnsupportedError
 from .._limits import Budget, Limits
 from ..maps import AffineMap
 from ..maps._map import remember
@@ -17,6 +17,8 @@ from ..maps._space import IntArray, as_int
 from ..maps._table import Columns, PieceTable, build, concatenate
 from ..plans import TransferPlan
 from ..plans._plan import RankMap
+from ._balance import Demand, as_blocks, block_of, shares
+from ._boxes import box_copies
 from ._compose import compose, product_scale, require_same_space
 from ._holders import Atoms, atoms
 from ._questions import is_single_valued, say_slot
@@ -38,6 +40,7 @@ def plan(
     source_ranks: RanksLike = None,
     target_ranks: RanksLike = None,
     rank: int | None = None,
+    holds: str = "parameters",
 ) -> TransferPlan:
     """The copies that turn layout ``source`` into layout ``target``.
 
@@ -48,10 +51,12 @@ def plan(
     whose element nobody holds, ``"leave"`` skips it. ``source_ranks``/``target_ranks`` give the
     global rank of each side's ranks (a sequence or mapping) where equal numbers do not mean
     the same process. ``rank=r`` plans only what global rank r sends and receives (memoryless
-    selectors). Deterministic; pure geometry.
+    selectors). ``holds="moments"`` says that the tensors are optimizer moments: copies whose ratio is
+    not 1 are then refused, unless ``"rescaled moments"`` says that the caller rescales what
+    belongs to them. Deterministic; pure geometry.
 
     Raises ``InvalidMapError`` (not layouts of one logical tensor, missing elements),
-    ``SelectionError``, ``LimitError``.
+    ``SelectionError``, ``LimitError``, ``UnsupportedError`` (moments over a scale).
 
     >>> from shardalg import layout, Split
     >>> p = plan(layout((8, 8), Split(0), ranks=2), layout((8, 8), Split(1), ranks=4))
@@ -73,6 +78,7 @@ def plan(
     copies = AffineMap(target.domain, source.domain, table)
     if missing == "error":
         _require_complete(source, target, copies, of_target, rank)
+    _check_moments(copies, holds)
     limits.hold("plan_bytes", table.rows.nbytes)
     return TransferPlan(
         source,
@@ -84,6 +90,25 @@ def plan(
         of_target,
         rank,
         pairs,
+    )
+
+
+HOLDS = ("parameters", "moments", "rescaled moments")
+
+
+def _check_moments(copies: AffineMap, holds: str) -> None:
+    """Refuse optimizer moments over a ratio other than 1."""
+    if holds not in HOLDS:
+        raise InvalidMapError(f"holds= must be one of {HOLDS}, got {holds!r}")
+    if holds != "moments" or not copies.table.scaled:
+        return
+    c = copies.table.columns
+    k = int(np.flatnonzero(c.numerator != c.denominator)[0])
+    ratio = f"{c.numerator[k]}/{c.denominator[k]}"
+    raise UnsupportedError(
+        f"a copy has the ratio {ratio}, which moves parameters only: moments would be right under its powers -1"
+        " and -2, but the optimizer's learning rate and epsilon would still belong to the old scale;"
+        ' resume without moments, or rescale those too and pass holds="rescaled moments"'
     )
 
 
@@ -140,9 +165,17 @@ def _chosen(
     limits: Limits,
 ) -> tuple[PieceTable, int]:
     """The copies as a table from target slots to source slots, and how many pairs met."""
+    if rank is None and source.injective:
+        table = box_copies(source, target)
+        if table is not None:
+            limits.hold("copies", len(table))
+            return table, len(table)
     cut = atoms(source)
     source_rank = global_ranks(source, of_source)[cut.table.columns.dom_box]
     target_rank = global_ranks(target, of_target)[target.table.columns.dom_box]
+    if selector.key == "balanced":
+        shared = _balanced(cut, source_rank, target.table, target_rank, limits)
+        return simplified(_copies(shared)), len(shared.atom)
     parts = [
         _match(cut, source_rank, target.table, target_rank, picked, limits)
         for picked in _own_part(rank, source_rank, target_rank)
@@ -212,6 +245,31 @@ def _select(m: _Matched, cut: Atoms, source: AffineMap, of_source: RankMap, sele
     answer = selector.choose(requests)
     _check_answers(answer, requests, selector)
     return m.take(np.flatnonzero(answer[where] == m.source_rank))
+
+
+def _balanced(
+    cut: Atoms, source_rank: IntArray, target: PieceTable, target_rank: IntArray, limits: Limits
+) -> _Matched:
+    """Target pieces cut into the shares of their givers, matched with those alone."""
+    holders: list[list[int]] = [[] for _ in cut.holders]
+    for a, r in zip(cut.atom.tolist(), source_rank.tolist()):
+        if r not in holders[a]:
+            holders[a].append(r)
+    first = np.array([min(h) for h in holders], np.int64)
+    lead = np.flatnonzero(source_rank == first[cut.atom])
+    budget = Budget(limits)
+    from_lead = side_blocks(cut.table, CODOMAIN).take(lead)
+    met = meet(from_lead, side_blocks(target, CODOMAIN, DOMAIN, CODOMAIN), limits, budget, "copies")
+    demands = [
+        Demand(int(piece), tuple(sorted(holders[a])), block_of(met, k))
+        for k, (piece, a) in enumerate(zip(met.right.tolist(), cut.atom[lead[met.left]].tolist()))
+    ]
+    given = list(shares(demands, target_rank[met.right].tolist()))
+    piece, giver, wanted = as_blocks(given, target.columns.cod_box, len(met.shape))
+    met = meet(side_blocks(cut.table, CODOMAIN, DOMAIN), wanted, limits, budget, "copies")
+    met = met.take(np.flatnonzero(source_rank[met.left] == giver[met.right]))
+    met = met._replace(right=piece[met.right])
+    return _Matched(met, cut.table, target, cut.atom[met.left], source_rank[met.left], target_rank[met.right])
 
 
 def _check_answers(answer: IntArray, requests: Requests, selector: Selector) -> None:

@@ -34,6 +34,7 @@ def plan_tree(
     source_ranks: RanksLike = None,
     target_ranks: RanksLike = None,
     rank: int | None = None,
+    holds: str = "parameters",
 ) -> TreePlan:
     """One plan for a tree of layouts (a dict by name; nested trees get dotted names).
 
@@ -59,7 +60,7 @@ def plan_tree(
         _check_tied(target, alias, name)
     arguments: dict[str, Any] = {
         "select": select, "limits": limits, "missing": missing,
-        "source_ranks": source_ranks, "target_ranks": target_ranks, "rank": rank,
+        "source_ranks": source_ranks, "target_ranks": target_ranks, "rank": rank, "holds": holds,
     }  # fmt: skip
     made: dict[Any, TransferPlan] = {}
     entries = []

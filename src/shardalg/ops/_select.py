@@ -143,7 +143,20 @@ def _own(r: Requests) -> np.ndarray[Any, np.dtype[np.bool_]]:
     return held
 
 
-SELECTORS: Mapping[str, Selector] = {"stay": Stay(), "lowest": Lowest()}
+@struct
+class Balanced:
+    """Shares that make the largest sender as small as possible; regions are cut for it.
+
+    Not memoryless: ``plan`` gives it the whole list of demands (see ``_balance.py``).
+    """
+
+    key: str = "balanced"
+
+    def choose(self, requests: Requests) -> IntArray:
+        raise AssertionError("plan cuts regions for this selector instead of asking it")
+
+
+SELECTORS: Mapping[str, Selector] = {"stay": Stay(), "lowest": Lowest(), "balanced": Balanced()}
 
 SelectLike: TypeAlias = "str | Selector | Callable[[Request], int]"
 
