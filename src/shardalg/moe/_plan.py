@@ -125,8 +125,8 @@ def scalars(plan: CommPlan) -> tuple[Any, ...]:
 class Seal:
     """What a plan was when its buffer made it: the owner, and its own tensors as they were.
 
-    ``versions`` and ``sums`` tell whether a tensor was written since; host copies of the routing
-    give the index tables without asking the device again.
+    ``versions``, ``places`` and ``sums`` (over ``views``, the host's view of its tensors) tell whether a
+    tensor was written or given other memory since; ``host`` has the routing without asking the device again.
     """
 
     owner: Owner
@@ -134,7 +134,9 @@ class Seal:
     leaves: tuple[torch.Tensor, ...]
     shapes: tuple[torch.Size, ...]
     versions: tuple[int, ...]
-    sums: tuple[int | None, ...]
+    places: tuple[int, ...]
+    views: tuple[Array, ...]
+    sums: tuple[int, ...]
     host: dict[str, Array]
 
     def broken(self, plan: CommPlan) -> str | None:
@@ -147,7 +149,10 @@ class Seal:
                 return f"{name} is not the tensor it was planned with"
             if now.shape != self.shapes[i] or now.dtype != torch.int32:
                 return f"{name} has become {now.dtype} {tuple(now.shape)}, it was int32 {tuple(self.shapes[i])}"
-            if now._version != self.versions[i] or _xor(now) != self.sums[i]:
+            if now._version != self.versions[i] or now.data_ptr() != self.places[i]:
+                return f"{name} was written in place"
+        for name, view, then in zip(LEAVES, self.views, self.sums):
+            if _xor(view) != then:
                 return f"{name} was written in place"
         return None
 
@@ -178,9 +183,10 @@ def seal(plan: CommPlan, owner: Owner) -> Seal:
     """The seal for a plan as it is now."""
     own = leaves(plan)
     host = {name: getattr(plan, name).cpu().numpy() for name in ("dst", "recv_slots", "recv_routes", "experts_to_copy")}
-    return Seal(
-        owner, scalars(plan), own, tuple(t.shape for t in own), tuple(t._version for t in own), tuple(map(_xor, own)), host
-    )
+    views = tuple(t.numpy() for t in own) if plan.device.type == "cpu" else ()
+    shapes, versions = tuple(t.shape for t in own), tuple(t._version for t in own)
+    places, sums = tuple(t.data_ptr() for t in own), tuple(_xor(v) for v in views)
+    return Seal(owner, scalars(plan), own, shapes, versions, places, views, sums, host)
 
 
 def make_plan(g: Geometry, owner: Owner, values: dict[str, Any], arrays: dict[str, Array], device: torch.device) -> CommPlan:
@@ -225,11 +231,9 @@ def owned_seal(plan: Any, owner: Owner) -> Seal:
     return plan._seal
 
 
-def _xor(t: torch.Tensor) -> int | None:
-    """A sum over the bits of a host tensor that finds writes no version counter sees."""
-    if t.device.type != "cpu":
-        return None
-    flat = t.detach().numpy().reshape(-1)
+def _xor(view: Array) -> int:
+    """A sum over the bits of a host tensor: finds writes that no version counter sees."""
+    flat = view.reshape(-1)
     wide = flat[: len(flat) // 2 * 2].view(np.int64)
     return int(np.bitwise_xor.reduce(wide, initial=0)) ^ int(flat[-1] if len(flat) else 0)
 

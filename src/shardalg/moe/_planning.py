@@ -8,17 +8,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from .._errors import InvalidMapError
 from ._buffer import Buffer, check_open, per_rank, returned
 from ._eager import eager
 from ._geometry import Geometry
+from ._notice import WORDS, as_words, raise_first
 from ._plan import CommPlan, make_plan
 from ._tables import Array, Routes, Shared, duplicates, received, remote_stats, route, segments, share
 from ._transport import Parcel
 
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-OTHERS = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.bool, torch.complex64)
-HEAD = 6  # numbers before the counts in a rank's message: S_r, K, problem, three details
 
 
 @eager
@@ -38,51 +36,39 @@ def plan_dispatch(buffer: Buffer, topk: Any) -> Any:
     check_open(buffer)
     g = buffer.geometry
     said = [_examine(g, ids) for ids in per_rank(buffer, topk, "routing")]
-    rows = buffer.transport.all_gather([head + counts for head, counts, _ in said])
-    _raise_common(g, rows)
-    shared = share(g, np.array([row[HEAD:] for row in rows], np.int64))
-    routes = [route(g, shared, rank, ids) for rank, (_, _, ids) in zip(buffer.ranks, said)]
+    rows = buffer.transport.all_gather([message for message, _ in said])
+    raise_first([row[:WORDS] for row in rows])
+    shared = share(g, np.array([row[WORDS:] for row in rows], np.int64))
+    routes = [route(g, shared, rank, ids) for rank, (_, ids) in zip(buffer.ranks, said)]
     slots = _exchange_slots(buffer, shared, routes)
     return returned(buffer, [_plan(buffer, shared, *each) for each in zip(buffer.ranks, routes, slots)])
 
 
-def _examine(g: Geometry, topk: Any) -> tuple[list[int], list[int], Array]:
-    """One rank's message (head, counts) and its flat ids; a problem travels as numbers."""
-    empty = [0] * g.E
-    problem = _shape_problem(g, topk)
-    if problem is not None:
-        return problem, empty, np.zeros(0, np.int64)
-    ids = topk.detach().cpu().numpy().reshape(-1)
-    if ids.max(initial=-1) >= g.E:
-        at = int((ids >= g.E).argmax())
-        return [len(topk), g.K, 4, at // g.K, at % g.K, int(ids[at])], empty, ids
+def _examine(g: Geometry, topk: Any) -> tuple[list[int], Array]:
+    """One rank's message (its problem if any, then counts per expert) and its flat ids."""
+    problem, ids = _problem(g, topk), np.zeros(0, np.int64)
+    if not problem:
+        ids = topk.detach().cpu().numpy().reshape(-1)
+        if ids.max(initial=-1) >= g.E:
+            at = int((ids >= g.E).argmax())
+            problem = f"topk[{at // g.K}, {at % g.K}] is expert {ids[at]}, there are E={g.E} experts (0..{g.E - 1})"
+    if problem:
+        return as_words(problem) + [0] * g.E, ids
     real = ids if ids.min(initial=0) >= 0 else ids[ids >= 0]
-    return [len(topk), g.K, 0, 0, 0, 0], np.bincount(real, minlength=g.E).tolist(), ids
+    return [0] * WORDS + np.bincount(real, minlength=g.E).tolist(), ids
 
 
-def _shape_problem(g: Geometry, topk: Any) -> list[int] | None:
+def _problem(g: Geometry, topk: Any) -> str:
+    """What is wrong with a routing before its ids are looked at, or nothing."""
     if not isinstance(topk, torch.Tensor):
-        return [0, 0, 1, len(OTHERS), 0, 0]
+        return f"topk must be an integer tensor, got {type(topk).__name__}"
     if topk.dtype not in INTEGERS:
-        return [0, 0, 1, OTHERS.index(topk.dtype) if topk.dtype in OTHERS else len(OTHERS) + 1, 0, 0]
+        return f"topk must be an integer tensor, got {topk.dtype}"
     if topk.dim() != 2 or topk.shape[1] != g.K:
-        return [0, 0, 2, topk.dim(), *(*topk.shape[:2], -1, -1)[:2]]
-    return [len(topk), g.K, 3, 0, 0, 0] if len(topk) > g.S else None
-
-
-def _raise_common(g: Geometry, rows: Sequence[Sequence[int]]) -> None:
-    """The first problem any rank reported, in the same words on every rank."""
-    for rank, (tokens, _, problem, a, b, c) in enumerate(row[:HEAD] for row in rows):
-        if problem == 1:
-            what = (*(str(d) for d in OTHERS), "no tensor", "another dtype")[a]
-            raise InvalidMapError(f"rank {rank}: topk must be an integer tensor, got {what}")
-        if problem == 2:
-            shape = tuple(n for n in (b, c) if n >= 0)
-            raise InvalidMapError(f"rank {rank}: topk must be [S_r, K={g.K}], got {a} axes starting {shape}")
-        if problem == 3:
-            raise InvalidMapError(f"rank {rank}: {tokens} tokens exceed the capacity S={g.S}; make the Buffer with S={tokens}")
-        if problem == 4:
-            raise InvalidMapError(f"rank {rank}: topk[{a}, {b}] is expert {c}, there are E={g.E} experts (0..{g.E - 1})")
+        return f"topk must be [S_r, K={g.K}], got {tuple(topk.shape)}"
+    if len(topk) > g.S:
+        return f"{len(topk)} tokens exceed the capacity S={g.S}; make the Buffer with S={len(topk)}"
+    return ""
 
 
 def _exchange_slots(buffer: Buffer, shared: Shared, routes: Sequence[Routes]) -> list[Array]:

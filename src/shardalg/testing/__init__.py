@@ -1,5 +1,8 @@
 """The test kit: strategies for property tests of your own layouts, and the laws' helpers."""
 
+import importlib
+from typing import Any
+
 from ._resplit import resplit as resplit
 from ._strategies import affine_maps as affine_maps
 from ._strategies import chains as chains
@@ -12,3 +15,12 @@ from ._strategies import scales as scales
 from ._strategies import shapes as shapes
 from ._strategies import spaces as spaces
 from ._strategies import stretches as stretches
+
+_MOE = ("comm_plans", "geometries", "moe_buffers", "routings")
+
+
+def __getattr__(name: str) -> Any:
+    """Strategies of MoE plans load torch, so they load on first use: Hypothesis imports this package."""
+    if name in _MOE:
+        return getattr(importlib.import_module("._moe", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
