@@ -68,7 +68,7 @@ def solve(digits: list[Digit], constant: int, width: int, budget: Budget) -> lis
 
 
 def _solve(digits: list[Digit], c: int, zero: Vector, budget: Budget) -> list[Solution]:
-    budget.spend()
+    budget.spend(1 + len(digits))  # the work of a branch grows with its digits
     if not digits:
         return [Solution(zero, ())] if c == 0 else []
     if not 0 <= c <= _span(digits) or c % gcd(*(d.stride for d in digits)):

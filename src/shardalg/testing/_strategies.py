@@ -7,8 +7,11 @@ are negative, zero or huge, sizes that do not divide.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import cache
 from typing import Any
 
 from hypothesis import strategies as st
@@ -42,18 +45,19 @@ def scales() -> SearchStrategy[Fraction]:
     return st.sampled_from(SCALES)
 
 
-@st.composite
-def shapes(draw: DrawFn, *, max_axes: int = 2, max_size: int = 6) -> Shape:
+def shapes(*, max_axes: int = 2, max_size: int = 6) -> SearchStrategy[Shape]:
     """Shapes of at most ``max_axes`` axes and ``max_size`` elements, also 0-d, empty and with
     unit axes. Shrinks towards ``()``."""
-    axes = draw(st.integers(0, max_axes))
-    shape: list[int] = []
-    room = max_size
-    for _ in range(axes):
-        most = max(1, room)
-        shape.append(draw(_seldom_zero(most)))
-        room //= max(1, shape[-1])
-    return tuple(shape)
+    return st.sampled_from(_shapes(max_axes, max_size))
+
+
+@cache
+def _shapes(max_axes: int, max_size: int) -> tuple[Shape, ...]:
+    """All shapes that are not empty, then a few that are."""
+    by_axes = [itertools.product(range(1, max_size + 1), repeat=axes) for axes in range(max_axes + 1)]
+    full = [shape for some in by_axes for shape in some if math.prod(shape) <= max_size]
+    void = [shape for axes in range(1, max_axes + 1) for shape in itertools.product((0, 2), repeat=axes)]
+    return (*full, *(shape for shape in void if 0 in shape))
 
 
 def _seldom_zero(most: int) -> SearchStrategy[int]:
@@ -146,13 +150,23 @@ def affine_maps(
         stretch = 1 if domain or codomain else draw(stretches())
     dom, cod = (draw(spaces(stretch=stretch)) if s is None else s for s in (domain, codomain))
     drawn = pieces(dom, cod, max_axes=max_axes, max_extent=max_extent, stretch=stretch, scaled=scaled)
-    found = AffineMap(dom, cod, empty_table())
     count = draw(_seldom_zero(max_pieces))
-    for piece in draw(st.lists(drawn, min_size=count, max_size=count)):
-        more = union(found, AffineMap.from_pieces(dom, cod, [piece]))
+    found = draw(st.lists(drawn, min_size=count, max_size=count))
+    if not single_valued and not injective:
+        return AffineMap.from_pieces(dom, cod, found)
+    return _kept(dom, cod, found, single_valued, injective)
+
+
+def _kept(
+    domain: Space, codomain: Space, found: list[Piece], single_valued: bool, injective: bool
+) -> AffineMap:
+    """The map of those pieces that keep it of the kinds asked for."""
+    kept = AffineMap(domain, codomain, empty_table())
+    for piece in found:
+        more = union(kept, AffineMap.from_pieces(domain, codomain, [piece]))
         if (more.single_valued or not single_valued) and (more.injective or not injective):
-            found = more
-    return found
+            kept = more
+    return kept
 
 
 def stretches() -> SearchStrategy[int]:
