@@ -22,7 +22,7 @@ from ..maps._relation import (
 )
 from ..maps._space import IntArray, describe_key
 from ..maps._table import Columns, PieceTable, build, concatenate, empty_table
-from ._simplify import simplified
+from ._folding import simplified
 
 
 class Atoms(NamedTuple):

@@ -1,0 +1,295 @@
+"""Folding: the same points in fewer strided families.
+
+A *family* is a start (slot, element) and axes ``(extent, slot stride, element stride)``, kept in
+descending order of stride. Everything here is exact and local; nothing walks elements.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from math import gcd, prod
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from ..maps._space import IntArray
+from ..maps._table import HEAD, Columns, PieceTable, build, concatenate
+
+Point: TypeAlias = tuple[int, int]  # (slot, element)
+Axis: TypeAlias = tuple[int, int, int]  # (extent, slot stride, element stride)
+Axes: TypeAlias = tuple[Axis, ...]
+Family: TypeAlias = tuple[Point, Axes]
+
+
+def simplified(table: PieceTable) -> PieceTable:
+    """The table with neighbouring pieces folded; the very same object where nothing folds.
+
+    Pieces fold within a group: the same two boxes at the same scale. Each group is folded until
+    folding it again, read back in normal form, gives no fewer.
+    """
+    groups = grouped(table)
+    if not groups:
+        return table
+    families = families_of(table)
+    folded: list[PieceTable] = []
+    touched = np.zeros(len(table), bool)
+    for picked in groups:
+        fewer = _folded([families[k] for k in picked.tolist()], table.rows[:HEAD, picked[0]])
+        if fewer is not None:
+            touched[picked] = True
+            folded.append(fewer)
+    if not folded:
+        return table
+    return concatenate([table.take(~touched), *folded])
+
+
+def _folded(families: list[Family], head: IntArray) -> PieceTable | None:
+    """The folded group as a table, or None where nothing folds."""
+    table = None
+    while len(families) > 1:
+        fewer = fold(families)
+        if len(fewer) >= len(families):
+            break
+        table = families_table(fewer, head)
+        families = families_of(table)
+    return table
+
+
+def grouped(table: PieceTable, *, alone: bool = False) -> list[IntArray]:
+    """Positions of the pieces that share both boxes and the scale, group by group: those of
+    several pieces, or with ``alone`` all of them."""
+    least = 1 if alone else 2
+    if len(table) < least:
+        return []
+    c = table.columns
+    keys = [c.dom_box, c.cod_box] + ([c.numerator, c.denominator] if table.scaled else [])
+    if all((k == k[0]).all() for k in keys):
+        return [np.arange(len(table))]
+    order = np.lexsort(keys[::-1])
+    fresh = np.ones(len(table), bool)
+    fresh[1:] = np.logical_or.reduce([k[order[1:]] != k[order[:-1]] for k in keys])
+    if not alone:
+        single = fresh & np.append(fresh[1:], True)
+        order, fresh = order[~single], fresh[~single]
+    return np.split(order, np.flatnonzero(fresh)[1:]) if len(order) else []
+
+
+def families_of(table: PieceTable) -> list[Family]:
+    """The pieces as families, in order."""
+    c = table.columns
+    heads = zip(c.dom_offset.tolist(), c.cod_offset.tolist())
+    if not table.axes:
+        return [(head, ()) for head in heads]
+    axes = zip(*(zip(*(x.tolist() for x in axis)) for axis in zip(c.shape, c.dom_strides, c.cod_strides)))
+    return [(head, tuple(axis for axis in part if axis[0] > 1)) for head, part in zip(heads, axes)]
+
+
+def families_table(families: list[Family], head: IntArray | Sequence[int]) -> PieceTable:
+    """Families as a table, in the boxes and at the scale of a piece whose row starts with ``head``."""
+    axes, count = max(len(f[1]) for f in families), len(families)
+    blocks = np.zeros((3, axes, count), np.int64)
+    blocks[0] = 1
+    for j, (_, parts) in enumerate(families):
+        for i, axis in enumerate(parts):
+            blocks[:, i, j] = axis
+    offsets = np.array([f[0] for f in families], np.int64).T
+    box, _, far, _, top, bottom = (np.full(count, value) for value in map(int, head))
+    return build(Columns(box, offsets[0], far, offsets[1], top, bottom, *blocks))
+
+
+# --- one group ----------------------------------------------------------------------------
+
+
+def fold(families: list[Family]) -> list[Family]:
+    """Families with the same points, no more of them, and usually fewer."""
+    while len(families) > 1:
+        fewer = _stacked(_joined(families))
+        if len(fewer) > 1:
+            fewer = min(fewer, _recut(fewer), key=len)
+        if len(fewer) >= len(families):
+            break
+        families = fewer
+    return families
+
+
+def _ordered(axes: Iterable[Axis]) -> Axes:
+    return tuple(sorted(axes, key=_stride, reverse=True))
+
+
+def _stride(axis: Axis) -> Point:
+    return axis[1:]
+
+
+def _joined(families: list[Family]) -> list[Family]:
+    """Families that continue each other along one axis become one."""
+    live = dict.fromkeys((head, _ordered(axes)) for head, axes in families)
+    members: defaultdict[Point, list[Family]] = defaultdict(list)
+    for family in live:
+        for axis in family[1]:
+            members[_stride(axis)].append(family)
+    for stride in sorted(members):
+        for family in _join_along(live, members[stride], stride):
+            for axis in family[1]:
+                if _stride(axis) > stride:
+                    members[_stride(axis)].append(family)
+    return list(live)
+
+
+def _join_along(live: dict[Family, None], members: list[Family], stride: Point) -> list[Family]:
+    """Join the members, and families without an axis of this stride that touch them, in ``live``;
+    returns the new families. A family is found by its start, a member also by its end."""
+    starts: dict[Family, Family] = {}
+    ends: dict[Family, Family] = {}
+    for family in members:
+        if family in live:
+            rest = tuple(axis for axis in family[1] if _stride(axis) != stride)
+            starts[family[0], rest] = family
+            ends[_after(family, stride), rest] = family
+    made = []
+    for start in list(starts):
+        if start not in starts:
+            continue
+        (first, rest), parts, extent = start, [], 0
+        while (before := ends.get((first, rest)) or _single(live, first, rest, stride, -1)) is not None:
+            first = before[0]
+        at = first
+        while (part := starts.pop((at, rest), None) or _single(live, at, rest, stride, 0)) is not None:
+            parts.append(part)
+            extent += _extent(part, stride)
+            at = (first[0] + extent * stride[0], first[1] + extent * stride[1])
+        if len(parts) > 1:
+            for part in parts:
+                del live[part]
+            made.append((first, _ordered((*rest, (extent, *stride)))))
+            live[made[-1]] = None
+    return made
+
+
+def _extent(family: Family, stride: Point) -> int:
+    return next((axis[0] for axis in family[1] if _stride(axis) == stride), 1)
+
+
+def _after(family: Family, stride: Point) -> Point:
+    """Where the next family along a stride would start."""
+    (slot, element), extent = family[0], _extent(family, stride)
+    return slot + extent * stride[0], element + extent * stride[1]
+
+
+def _single(live: dict[Family, None], at: Point, rest: Axes, stride: Point, steps: int) -> Family | None:
+    """The live family without an axis of the stride that starts ``steps`` strides from ``at``."""
+    family = ((at[0] + steps * stride[0], at[1] + steps * stride[1]), rest)
+    return family if family in live else None
+
+
+def _stacked(families: list[Family]) -> list[Family]:
+    """Families of one form whose starts are nested progressions become one with more axes."""
+    forms: defaultdict[Axes, list[Point]] = defaultdict(list)
+    for head, axes in families:
+        forms[_ordered(axes)].append(head)
+    stacked: list[Family] = []
+    for form, heads in forms.items():
+        stacked += [(head, axes + form) for head, axes in fold_points(sorted(heads))]
+    return stacked
+
+
+def _recut(families: list[Family]) -> list[Family]:
+    """Families re-cut to the common granule along every axis and folded from there.
+
+    The granule of an axis is the gcd of its extents. This undoes a join across a digit
+    boundary, which hides that all runs are translates of one (fused QKV orders need it).
+    """
+    most = 8 * len(families) + 56
+    extents = [{_stride(axis): axis[0] for axis in axes} for _, axes in families]
+    granule = _granules(extents)
+    tiles = sum(prod(n // granule[s] for s, n in e.items()) for e in extents)
+    if not len(families) < tiles <= most:
+        return families
+    heads: list[Point] = []
+    for (head, _), e in zip(families, extents):
+        points = [head]
+        for s, n in e.items():
+            points = [(p[0] + s[0] * i, p[1] + s[1] * i) for p in points for i in range(0, n, granule[s])]
+        heads += points
+    form = _ordered((g, *s) for s, g in granule.items() if g > 1)
+    return [(head, axes + form) for head, axes in fold_points(sorted(heads))]
+
+
+def _granules(extents: list[dict[Point, int]]) -> dict[Point, int]:
+    """The gcd of the extents along each stride; 1 where a family has no axis of that stride."""
+    found: defaultdict[Point, list[int]] = defaultdict(list)
+    for e in extents:
+        for stride, extent in e.items():
+            found[stride].append(extent)
+    return {s: gcd(*its) if len(its) == len(extents) else 1 for s, its in found.items()}
+
+
+def fold_points(points: list[Point]) -> list[Family]:
+    """Sorted distinct points as few nested progressions.
+
+    >>> fold_points([(0, 0), (1, 3), (2, 10), (3, 13)])
+    [((0, 0), ((2, 2, 10), (2, 1, 3)))]
+    """
+    if len(points) < 2:
+        return [(p, ()) for p in points]
+    whole = _nested(points)
+    if whole is not None:
+        return [(points[0], whole)]
+    runs: defaultdict[tuple[int, Point], list[Point]] = defaultdict(list)
+    k = 0
+    while k < len(points):
+        n = _run(points, k)
+        after = _run(points, k + 1) if n == 2 and k + 1 < len(points) else 0
+        n = 1 if after > n else n
+        runs[n, _step(points, k) if n > 1 else (0, 0)].append(points[k])
+        k += n
+    if len(runs) == 1 and len(next(iter(runs.values()))) == len(points):
+        return [(p, ()) for p in points]
+    families: list[Family] = []
+    for (n, step), heads in runs.items():
+        inner = ((n, *step),) if n > 1 else ()
+        outer = fold_points(heads) if n > 1 else [(p, ()) for p in heads]
+        families += [(head, axes + inner) for head, axes in outer]
+    return families
+
+
+def _step(points: list[Point], k: int) -> Point:
+    return points[k + 1][0] - points[k][0], points[k + 1][1] - points[k][1]
+
+
+def _run(points: list[Point], k: int) -> int:
+    """How many points from ``k`` on form one progression."""
+    if k + 1 >= len(points):
+        return 1
+    (x, y), (dx, dy) = points[k], _step(points, k)
+    n = 2
+    while k + n < len(points) and points[k + n] == (x + n * dx, y + n * dy):
+        n += 1
+    return n
+
+
+def _nested(points: list[Point]) -> tuple[Axis, ...] | None:
+    """The points as one nested progression, if they are one, outermost axis first."""
+    count = len(points)
+    if count == 1:
+        return ()
+    step = _step(points, 0)
+    for n in range(_run(points, 0), 1, -1):
+        if count % n:
+            continue
+        heads = points[::n]
+        if n < count and not _repeats(points, heads, n, step):
+            continue
+        outer = _nested(heads)
+        if outer is not None:
+            return (*outer, (n, *step))
+    return None
+
+
+def _repeats(points: list[Point], heads: list[Point], n: int, step: Point) -> bool:
+    """Whether each head starts the same run of ``n`` points."""
+    return all(
+        points[k * n + i] == (x + i * step[0], y + i * step[1])
+        for k, (x, y) in enumerate(heads)
+        for i in range(1, n)
+    )

@@ -1,0 +1,49 @@
+"""A map cut where the holders of its elements change."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .._limits import Budget, Limits
+from ..maps import AffineMap
+from ..maps._meet import meet
+from ..maps._relation import CODOMAIN, DOMAIN, exact_sizes, families_table, side_blocks
+from ..maps._space import IntArray
+from ..maps._table import PieceTable, concatenate, widen
+from ._holders import holders, left_families
+
+
+def by_holders(m: AffineMap, limits: Limits = Limits()) -> list[PieceTable]:
+    """The pieces of ``m`` sorted by the set of ranks that hold their elements, one table per set.
+
+    A piece that lies wholly in one set stays as it is; others are cut. Slots in boxes without
+    a rank hold nothing for anybody: elements that only they map form a set of their own.
+    """
+    ranked = m.domain.box_ranks[m.table.columns.dom_box] >= 0
+    if m.injective or not ranked.any():
+        return [m.table]
+    owned = m if ranked.all() else AffineMap(m.domain, m.codomain, m.table.take(ranked))
+    regions = [region.table for _, region in holders(owned)]
+    axes = max(r.axes for r in regions)
+    where = PieceTable(np.concatenate([widen(r, axes) for r in regions], axis=1))
+    number = np.repeat(np.arange(len(regions)), [len(r) for r in regions])
+    return _cut(m.table, where, number, limits)
+
+
+def _cut(table: PieceTable, where: PieceTable, number: IntArray, limits: Limits) -> list[PieceTable]:
+    """The table by the numbers of the regions its elements lie in; those in none come last."""
+    met = meet(
+        side_blocks(table, CODOMAIN, DOMAIN, CODOMAIN), side_blocks(where, DOMAIN), limits, Budget(limits)
+    )
+    sizes = np.array(exact_sizes(table.shape), np.int64)
+    found = np.array(exact_sizes(met.shape), np.int64)
+    its = number[met.right]
+    inside = np.zeros((int(number.max()) + 1, len(table)), np.int64)
+    np.add.at(inside, (its, met.left), found)
+    parts = []
+    for k, count in enumerate(inside):
+        whole = count == sizes
+        cut = np.flatnonzero((its == k) & ~whole[met.left])
+        pieces = families_table(left_families(met.take(cut)), table)
+        parts.append(concatenate([table.take(whole), pieces]))
+    return [*parts, table.take(inside.sum(axis=0) == 0)]
