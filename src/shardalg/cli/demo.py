@@ -245,8 +245,8 @@ class LiveJob:
 
 @struct
 class Report:
-    """What one process saw: seconds of each move, bytes it held after each, and its most memory (bytes) before
-    it loaded anything and in all."""
+    """What one process saw: seconds of each move, bytes it held after each, and its most memory
+    before it loaded anything and in all."""
 
     seconds: tuple[float, ...]
     held: tuple[int, ...]

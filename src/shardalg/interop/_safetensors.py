@@ -7,6 +7,7 @@ layout are read without the rest. Offsets here are bytes from the start of the f
 from __future__ import annotations
 
 import json
+import mmap
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -19,6 +20,7 @@ from .._struct import struct
 from .._torch import torch
 from ..maps._space import Shape, as_shape
 
+NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # pages nobody writes need no memory set aside
 HEADER_BOUND = 100_000_000  # bytes; the bound of the format's own reader
 DTYPES = {  # the format's word: ours, and bytes per element
     "BOOL": ("bool", 1), "U8": ("uint8", 1), "I8": ("int8", 1),
@@ -192,8 +194,12 @@ def mapped(path: str, entry: Entry) -> Any:
     dtype = getattr(t, entry.dtype)
     if not entry.nbytes:
         return t.empty(entry.shape, dtype=dtype)
-    raw = np.memmap(path, np.uint8, "c", entry.begin, (entry.nbytes,))
-    return t.from_numpy(raw).view(dtype).reshape(entry.shape)
+    start = entry.begin - entry.begin % mmap.ALLOCATIONGRANULARITY
+    flags, access = mmap.MAP_PRIVATE | NO_RESERVE, mmap.PROT_READ | mmap.PROT_WRITE
+    with open(path, "rb") as file:
+        pages = mmap.mmap(file.fileno(), entry.end - start, flags, access, offset=start)
+    raw = t.frombuffer(pages, dtype=t.uint8, offset=entry.begin - start, count=entry.nbytes)
+    return raw.view(dtype).reshape(entry.shape)
 
 
 # --- writing ------------------------------------------------------------------------------
