@@ -1,0 +1,397 @@
+"""The layout of a black-box partition function."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from fractions import Fraction
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from .._errors import InvalidMapError
+from .._limits import Limits
+from .._torch import torch
+from ..maps import AffineMap, Space
+from ..maps._map import remember
+from ..maps._ratio import simplest_ratio
+from ..maps._space import IntArray, Shape, as_int, as_shape
+from ..maps._table import concatenate
+from ._families import families_of
+from ._simplify import _as_table, simplified
+
+Values: TypeAlias = npt.NDArray[Any]
+Shards: TypeAlias = dict[int, Values]
+
+# Bits of the integers that a type holds exactly; markers carry fewer, by SPARE.
+EXACT = {
+    "float64": 53, "float32": 24, "bfloat16": 8, "float16": 11,
+    "int64": 63, "int32": 31, "int16": 15, "int8": 7,
+}  # fmt: skip
+SPARE = 6
+MARKERS = {"torch": ("float32", "int64"), "numpy": ("float64", "int64")}
+ULPS = 4
+
+
+def probe(
+    partition: Callable[..., Any],
+    shape: Any,
+    ranks: int | Iterable[int],
+    *,
+    like: str = "torch",
+    dtype: str | None = None,
+    seed: int = 0,
+    limits: Limits = Limits(),
+) -> AffineMap:
+    """The layout that a partition function really has, learnt from marked data and proved on other data.
+
+    ``partition(full, rank)`` returns one shard (None: the rank has none), or ``partition(full)``
+    returns all of them (``{rank: shard}``, or a sequence whose positions are those of ``ranks``). It
+    receives torch tensors, or NumPy arrays with ``like="numpy"``, and may keep, move, repeat, drop and
+    scale elements by constants, and pad with constants. ``dtype`` is the type of the data, by default
+    float32 (float64 for NumPy), and int64 where the function refuses that.
+
+    ``probe(lambda full, r: extract(L, full, r), ...)`` is ``equivalent`` to L. Raises
+    ``InvalidMapError`` with rank, slot and values for what is not a view of the tensor: sums, choices
+    that depend on the data, other types. Errors of the function itself pass through.
+
+    >>> probe(lambda full, rank: full[rank::2], (6,), 2, like="numpy").pieces
+    (Piece((3,), Side(0, (1,), rank=0), Side(0, (2,))), Piece((3,), Side(0, (1,), rank=1), Side(1, (2,))))
+    """
+    shape = as_shape(shape)
+    labels = tuple(range(ranks)) if isinstance(ranks, int) else tuple(as_int(r, "a rank") for r in ranks)
+    if like not in MARKERS:
+        raise InvalidMapError(f'probe: like must be "torch" or "numpy", got {like!r}')
+    for name in MARKERS[like] if dtype is None else (dtype,):
+        if name not in EXACT:
+            raise InvalidMapError(f"probe: dtype must be one of {tuple(EXACT)}, got {name!r}")
+    ask, low = _asker(partition, shape, labels, like, dtype)
+    learnt = _learn(ask, low, math.prod(shape))
+    _prove(ask, learnt, math.prod(shape), np.random.default_rng(seed))
+    return _as_map(learnt, shape, ask.dtype, limits)
+
+
+# --- asking -------------------------------------------------------------------------------
+
+
+class Ask(NamedTuple):
+    """A partition function with all that is needed to call it on flat data."""
+
+    partition: Callable[..., Any]
+    shape: Shape
+    ranks: tuple[int, ...]
+    like: str
+    dtype: str
+    per_rank: bool
+
+    @property
+    def integral(self) -> bool:
+        return self.dtype.startswith("int")
+
+    def __call__(self, values: Values) -> Shards:
+        """The shards of a tensor that holds ``values``."""
+        found = self.answers(values)
+        return {rank: self.array(rank, shard) for rank, shard in found.items() if shard is not None}
+
+    def answers(self, values: Values) -> dict[int, Any]:
+        if self.per_rank:
+            return {rank: self.partition(self.tensor(values), rank) for rank in self.ranks}
+        return self.by_rank(self.partition(self.tensor(values)))
+
+    def by_rank(self, found: Any) -> dict[int, Any]:
+        if isinstance(found, Mapping):
+            unknown = [r for r in found if r not in self.ranks]
+            if unknown:
+                raise InvalidMapError(
+                    f"the partition returned a shard for rank {unknown[0]!r}, not among {self.ranks}"
+                )
+            return {int(r): found[r] for r in sorted(found)}
+        if not isinstance(found, Sequence):
+            raise InvalidMapError(
+                f"partition(full) must return {{rank: shard}} or a sequence of shards, got"
+                f" {type(found).__name__};"
+                " a function of one rank takes two arguments: partition(full, rank)"
+            )
+        if len(found) != len(self.ranks):
+            raise InvalidMapError(f"the partition returned {len(found)} shards for {len(self.ranks)} ranks")
+        return dict(zip(self.ranks, found))
+
+    def tensor(self, values: Values) -> Any:
+        """A fresh tensor of the logical shape."""
+        array = np.array(values, order="C").reshape(self.shape)
+        if self.like == "numpy":
+            return array.astype(self.dtype)
+        return torch().from_numpy(array).to(getattr(torch(), self.dtype))
+
+    def stored(self, values: Values) -> Values:
+        """``values`` as the tensor really holds them."""
+        return _plain(self.tensor(values)).reshape(-1)
+
+    def array(self, rank: int, shard: Any) -> Values:
+        """A shard as an array in which arithmetic is exact enough."""
+        name = str(getattr(shard, "dtype", "")).removeprefix("torch.")
+        if not name or not hasattr(shard, "shape"):
+            raise InvalidMapError(f"rank {rank} got a {type(shard).__name__}, not a tensor")
+        if not _keeps(self.dtype, name):
+            hint = f'; probe with dtype="{name}"' if name in EXACT else ""
+            raise InvalidMapError(
+                f"rank {rank} returns {name} for a {self.dtype} tensor, which cannot hold its values:"
+                f" that is a conversion, not a view{hint}"
+            )
+        return _plain(shard)
+
+
+def _keeps(have: str, got: str) -> bool:
+    """Whether a type holds every value of another."""
+    return (got in EXACT and have[:3] == got[:3] and EXACT[got] >= EXACT[have]) or have == got
+
+
+def _plain(x: Any) -> Values:
+    """A tensor as float32, float64 or int64, its values unchanged."""
+    if hasattr(x, "detach"):
+        x = x.detach().to("cpu")
+        narrow = x.is_floating_point() and x.element_size() < 4
+        x = (x.float() if narrow else x).numpy()
+    x = np.asarray(x)
+    wanted = np.int64 if x.dtype.kind == "i" else np.float32 if x.itemsize < 4 else x.dtype
+    return np.asarray(x, wanted)
+
+
+def _asker(
+    partition: Callable[..., Any], shape: Shape, ranks: tuple[int, ...], like: str, dtype: str | None
+) -> tuple[Ask, Shards]:
+    """How to call a partition function, and its shards of a constant tensor."""
+    names = MARKERS[like] if dtype is None else (dtype,)
+    per_rank = _takes_rank(partition)
+    first = Ask(partition, shape, ranks, like, names[0], per_rank)
+    if len(names) == 1:
+        return first, first(_constant(first, 0))
+    try:
+        return first, first(_constant(first, 0))
+    except (TypeError, IndexError, RuntimeError) as refusal:
+        second = first._replace(dtype=names[1])
+        try:
+            return second, second(_constant(second, 0))
+        except Exception:
+            raise refusal from None
+
+
+def _takes_rank(partition: Callable[..., Any]) -> bool:
+    """Whether a function must be given a rank: its second positional argument is called so or has no
+    default."""
+    try:
+        parameters = inspect.signature(partition).parameters.values()
+    except (TypeError, ValueError):
+        return True
+    places = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    second = any(p.default is p.empty or p.name == "rank" for p in places[1:2])
+    return second or any(p.kind is p.VAR_POSITIONAL for p in parameters)
+
+
+# --- learning -----------------------------------------------------------------------------
+
+
+class Learnt(NamedTuple):
+    """What each slot of a shard holds: ``element * scale``, or the constant ``fill`` where the element is
+    -1. ``scales`` is 0-d where one factor serves all slots."""
+
+    elements: IntArray
+    scales: Values
+    fill: Values
+
+
+def _least(ask: Ask) -> int:
+    """The least marker: integers may be used as indices, so they begin at 0."""
+    return 0 if ask.integral else 1
+
+
+def _constant(ask: Ask, step: int) -> Values:
+    """The tensor that holds the least marker plus ``step`` everywhere."""
+    return np.full(math.prod(ask.shape), _least(ask) + step)
+
+
+def _learn(ask: Ask, low: Shards, size: int) -> dict[int, Learnt]:
+    high = _same_form(low, ask(_constant(ask, 1)))
+    scales = {rank: _scales(rank, low[rank], high[rank], _least(ask)) for rank in low}
+    elements = {rank: np.zeros(x.shape, np.int64) for rank, x in low.items()}
+    for place in range(digits_needed(size, ask.dtype)):
+        answer = _same_form(low, ask(markers(np.arange(size), place, ask.dtype)))
+        for rank, found in answer.items():
+            elements[rank] += _digits(ask, rank, found, scales[rank]) << (place * digit_bits(ask.dtype))
+    for rank, its in elements.items():
+        _require_elements(rank, its, size)
+        if not scales[rank].all():
+            its[...] = np.where(scales[rank] == 0, -1, its)
+    return {rank: Learnt(elements[rank], scales[rank], low[rank]) for rank in low}
+
+
+def _require_elements(rank: int, elements: IntArray, size: int) -> None:
+    _refuse_where(
+        elements >= size, rank, lambda i: f"the marks of element {elements[i]}, of {size}: elements are mixed"
+    )
+
+
+def _scales(rank: int, low: Values, high: Values, least: int) -> Values:
+    """The factor of each slot, 0 where it holds a constant, from tensors that are ``least`` and one more
+    everywhere."""
+    constant = (low == high) | (np.isnan(low) & np.isnan(high))
+    with np.errstate(invalid="ignore"):
+        scales = np.where(constant, low.dtype.type(0), high - low)
+    _refuse_where(
+        ~constant & (low != scales * least),
+        rank,
+        lambda i: (
+            f"{low[i]} where all elements are {least} and {high[i]} where all are {least + 1}:"
+            " that is no element times a constant"
+        ),
+    )
+    first = scales.reshape(-1)[:1]
+    return first.reshape(()) if scales.size and (scales == first).all() else scales
+
+
+def digit_bits(dtype: str) -> int:
+    """Bits of the element's index that one probe carries: few enough that a digit survives the
+    roundings of a scale."""
+    return 31 if dtype == "int64" else EXACT[dtype] - min(SPARE, EXACT[dtype] // 2)
+
+
+def digits_needed(size: int, dtype: str) -> int:
+    """Probes needed to tell ``size`` elements apart."""
+    return -(-(size - 1).bit_length() // digit_bits(dtype)) if size > 1 else 0
+
+
+def markers(elements: IntArray, place: int, dtype: str) -> IntArray:
+    """The mark of each element in one probe: a digit of its index, plus 1 for floats.
+
+    Small enough to be exact in the type, however large the index.
+
+    >>> markers(np.array([0, 5, 2**60 + 5]), 0, "float32"), markers(np.array([2**60]), 3, "float32")
+    (array([1, 6, 6]), array([65]))
+    """
+    bits = digit_bits(dtype)
+    return (elements >> (place * bits) & ((1 << bits) - 1)) + (not dtype.startswith("int"))
+
+
+def _digits(ask: Ask, rank: int, found: Values, scales: Values) -> IntArray:
+    """The digits that the marks in a shard carry."""
+    live = scales != 0
+    finite = found if live.all() and ask.integral else np.where(live & np.isfinite(found), found, 0)
+    marks = np.rint(finite if (scales == 1).all() else finite / np.where(live, scales, 1)).astype(np.int64)
+    digits = marks - _least(ask)
+    wrong = ~_close(found, marks, scales, ask.dtype) | (digits >> digit_bits(ask.dtype) != 0)
+    _refuse_where(
+        wrong & live,
+        rank,
+        lambda i: (
+            f"{found[i]}, which is no mark of one element times {_ratio(scales, i, ask.dtype)}:"
+            " elements are mixed or chosen by their values"
+        ),
+    )
+    return digits if live.all() else np.where(live, digits, 0)
+
+
+def _close(found: Values, elements: Values, scales: Values, dtype: str) -> npt.NDArray[np.bool_]:
+    """Whether values are elements times their scales: exactly where that needs no rounding, else up to
+    roundings."""
+    if (scales == 1).all():
+        return np.asarray(found == elements)
+    if np.issubdtype(found.dtype, np.integer):
+        return np.asarray(found == elements * scales)
+    with np.errstate(invalid="ignore"):
+        wanted = elements * np.asarray(scales, np.float64)
+        error = np.abs(found - wanted)
+    slack = np.where(np.abs(np.frexp(scales)[0]) == 0.5, 0, ULPS * 2.0 ** -EXACT[dtype])
+    return np.asarray(error <= slack * np.abs(wanted))
+
+
+def _same_form(first: Shards, other: Shards) -> Shards:
+    """``other``, if it has the ranks and shapes of ``first``."""
+    forms = [{rank: x.shape for rank, x in shards.items()} for shards in (first, other)]
+    if forms[0] != forms[1]:
+        rank = next(r for r in [*first, *other] if forms[0].get(r) != forms[1].get(r))
+        was, now = (form.get(rank, "no shard") for form in forms)
+        raise InvalidMapError(
+            f"not a view: rank {rank} got {was} and, for other data of the same shape, {now}"
+        )
+    return other
+
+
+def _refuse_where(wrong: npt.NDArray[np.bool_], rank: int, holds: Callable[[Any], str]) -> None:
+    """Refuse the partition if any slot is wrong, naming the first."""
+    if not wrong.any():
+        return
+    slot = int(np.flatnonzero(wrong)[0])
+    index = tuple(int(i) for i in np.unravel_index(slot, wrong.shape))
+    at = f" (index {index})" if len(index) > 1 else ""
+    raise InvalidMapError(f"not a view: rank {rank}, slot {slot}{at} holds {holds(index)}")
+
+
+# --- proving ------------------------------------------------------------------------------
+
+
+def _prove(ask: Ask, learnt: Mapping[int, Learnt], size: int, rng: np.random.Generator) -> None:
+    """Compare the shards of independent data with what the layout says they are.
+
+    The second data falls where the first rises and has the other sign, so that a choice by order,
+    sign or sum goes another way at least once; zeros come last.
+    """
+    first = rng.integers(0, max(size, 2), size) if ask.integral else _random(rng, size)
+    second = max(size, 2) - 1 - first if ask.integral else -first
+    for data in (first, second, np.zeros_like(first)):
+        values = ask.stored(data)
+        answer = ask(values)
+        _same_form({rank: x.elements for rank, x in learnt.items()}, answer)
+        for rank, found in answer.items():
+            _compare(ask, rank, learnt[rank], found, values)
+
+
+def _random(rng: np.random.Generator, size: int) -> Values:
+    """Values of both signs and several magnitudes, all digits in use."""
+    return rng.standard_normal(size, np.float32) * np.exp2(rng.integers(-4, 5, size)) * (1 + 2.0**-30)
+
+
+def _compare(ask: Ask, rank: int, learnt: Learnt, found: Values, values: Values) -> None:
+    elements, scales, fill = learnt
+    data = values[elements] if values.size else np.zeros(elements.shape, values.dtype)
+    agrees = _close(found, data, scales, ask.dtype)
+    if not scales.all():
+        agrees = np.where(elements < 0, (found == fill) | (np.isnan(found) & np.isnan(fill)), agrees)
+
+    def holds(i: tuple[int, ...]) -> str:
+        if elements[i] < 0:
+            return f"{found[i]} on random data, but the constant {fill[i]} on marked data"
+        element = tuple(int(k) for k in np.unravel_index(int(elements[i]), ask.shape))
+        exact = _ratio(scales, i, ask.dtype)
+        scaled = "" if exact == 1 else f" times {exact}"
+        return f"{found[i]} on random data, where element {element} is {data[i]}{scaled}"
+
+    _refuse_where(~agrees, rank, holds)
+
+
+# --- the map ------------------------------------------------------------------------------
+
+
+def _as_map(learnt: Mapping[int, Learnt], shape: Shape, dtype: str, limits: Limits) -> AffineMap:
+    storage = Space.shards({rank: x.elements.shape for rank, x in learnt.items()})
+    tables = []
+    for box, b in enumerate(storage.boxes):
+        assert b.rank is not None
+        elements, scales, _ = learnt[b.rank]
+        for scale in np.unique(scales[scales != 0]):
+            whole = scales.ndim == 0 and elements.ndim
+            families = families_of(elements if whole else np.where(scales == scale, elements, -1))
+            if not families:
+                continue
+            limits.hold("pieces", len(families))
+            exact = _ratio(np.asarray(scale), (), dtype)
+            tables.append(_as_table(families, [box, 0, 0, 0, exact.numerator, exact.denominator]))
+    found = AffineMap(storage, Space.logical(shape), simplified(concatenate(tables)))
+    return remember(found, single_valued=True)
+
+
+def _ratio(scales: Values, index: tuple[int, ...], dtype: str) -> Fraction:
+    """A scale found in data as an exact fraction, at the precision of the data."""
+    scale = scales[index if scales.ndim else ()].item()
+    return Fraction(scale) if isinstance(scale, int) else simplest_ratio(scale, EXACT[dtype])
