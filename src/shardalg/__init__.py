@@ -28,6 +28,7 @@ from .ops import SELECTORS as SELECTORS
 from .ops import Answer as Answer
 from .ops import Difference as Difference
 from .ops import Request as Request
+from .ops import canonicalize as canonicalize
 from .ops import check as check
 from .ops import check_layout as check_layout
 from .ops import cheapest as cheapest
@@ -41,6 +42,7 @@ from .ops import equivalent as equivalent
 from .ops import expert_layouts as expert_layouts
 from .ops import explain as explain
 from .ops import extract as extract
+from .ops import fingerprint as fingerprint
 from .ops import holders as holders
 from .ops import identity as identity
 from .ops import image as image
@@ -61,6 +63,7 @@ from .ops import permute as permute
 from .ops import plan as plan
 from .ops import plan_experts as plan_experts
 from .ops import plan_tree as plan_tree
+from .ops import probe as probe
 from .ops import product as product
 from .ops import rebuild as rebuild
 from .ops import region as region

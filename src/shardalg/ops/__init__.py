@@ -1,11 +1,13 @@
 """Pure operators on maps, placements and plans: one public function per idea."""
 
+from ._canonicalize import canonicalize as canonicalize
 from ._compose import compose as compose
 from ._concat import concat as concat
 from ._divide import divide as divide
 from ._equivalent import equivalent as equivalent
 from ._explain import Difference as Difference
 from ._explain import explain as explain
+from ._fingerprint import fingerprint as fingerprint
 from ._holders import holders as holders
 from ._invert import invert as invert
 from ._layout import layout as layout
@@ -17,6 +19,7 @@ from ._plan_experts import expert_layouts as expert_layouts
 from ._plan_experts import plan_experts as plan_experts
 from ._plan_tree import plan_tree as plan_tree
 from ._product import product as product
+from ._probe import probe as probe
 from ._questions import Answer as Answer
 from ._questions import check as check
 from ._questions import check_layout as check_layout
