@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from .._limits import Budget, Limits
-from ..maps import AffineMap
+from ..maps import AffineMap, Box
 from ..maps._meet import Blocks, meet
 from ..maps._relation import CODOMAIN, DOMAIN, side_blocks
 from ..maps._space import IntArray, Shape, row_major
@@ -23,6 +23,7 @@ from ._coordinates import along_axes, intervals
 
 CELLS = 64  # per axis of a grid
 UNITS = 32  # an axis up to this long is drawn element by element
+MOST_SHARDS = 16  # rows of the storage view
 PANELS = 12  # small multiples above two axes
 MOST_CUT_BLOCKS = 20000  # blocks whose edges are looked for
 
@@ -244,3 +245,30 @@ def storage(m: AffineMap, box: int) -> list[Stored]:
     hit = point_hits(blocks, np.array([*lows, *(high - 1 for high in highs)], np.int64))
     at = dict(zip(hit.point.tolist(), hit.payload.tolist()))
     return [Stored(a, b, at.get(i), at.get(i + len(lows))) for i, (a, b) in enumerate(zip(lows, highs))]
+
+
+def planes(grid: Grid) -> Iterator[tuple[tuple[int, ...], IntArray]]:
+    """The last two axes of the grid at every index of those above."""
+    held = grid.held.reshape((1,) * max(0, 2 - grid.held.ndim) + grid.held.shape)
+    for at in np.ndindex(held.shape[:-2]):
+        yield at, held[at]
+
+
+def plane_cuts(grid: Grid) -> tuple[Cuts, Cuts]:
+    one = Cuts((0, 1), 1, True)
+    rows, columns = ([one, one, *grid.cuts])[-2:]
+    return rows, columns
+
+
+class ShardRows(NamedTuple):
+    """The shards that the storage view shows, and how many it leaves out."""
+
+    shown: list[tuple[Box, list[Stored]]]
+    left: int
+
+
+def shard_rows(m: AffineMap) -> ShardRows:
+    """All shards, or the first ones and the last."""
+    count = len(m.domain)
+    picked = list(range(count)) if count <= MOST_SHARDS else [*range(MOST_SHARDS - 1), count - 1]
+    return ShardRows([(m.domain.boxes[i], storage(m, i)) for i in picked], count - len(picked))

@@ -29,8 +29,20 @@ STYLE = (
 # What the classes mean where style sheets are not applied.
 PLAIN = {
     "card": 'fill="#ffffff" stroke="#d0d7de"', "ink": 'fill="#1f2328"', "dim": 'fill="#59636e"',
-    "line": 'stroke="#1f2328"', "soft": 'stroke="#8c959f"', "void": 'fill="#f3f4f6"', "mark": 'stroke="#6e7781"',
+    "line": 'stroke="#1f2328"', "soft": 'stroke="#8c959f"', "void": 'fill="#f3f4f6"',
+    "mark": 'stroke="#6e7781"',
 }  # fmt: skip
+
+
+# Fills for what has no colour of its own: more holders than stripes can tell, and no one owner.
+MANY = (
+    '<pattern id="sa-many" width="8" height="8" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+    '<rect width="8" height="8" fill="#e4e7eb"/><rect width="4" height="8" fill="#b9c0c9"/></pattern>'
+)
+MIXED = (
+    '<pattern id="sa-mixed" width="8" height="8" patternUnits="userSpaceOnUse">'
+    '<rect width="8" height="8" fill="#d9d2e9"/><path d="M2 2h2v2H2zM6 6h2v2H6z" fill="#6b5b95"/></pattern>'
+)
 
 
 def number(x: float) -> str:
@@ -93,7 +105,7 @@ def on(k: int) -> str:
 
 
 def halo(colour: str) -> str:
-    return f' stroke="{colour}" stroke-width="3" paint-order="stroke" stroke-linejoin="round"'
+    return f' stroke="{colour}" stroke-width="4" paint-order="stroke" stroke-linejoin="round"'
 
 
 def luminance(colour: str) -> float:
@@ -105,9 +117,10 @@ def luminance(colour: str) -> float:
 
 def definitions(colours: Iterable[int], striped: Iterable[Sequence[int]]) -> str:
     """The patterns for hatched colours and striped cells; ids are named for their content."""
-    made = {f"sa-h{k % COLOURS}": _hatch(k % COLOURS) for k in colours if k % COLOURS >= len(HUES)}
+    made = {"sa-many": MANY, "sa-mixed": MIXED}
+    made |= {f"sa-h{k % COLOURS}": _hatch(k % COLOURS) for k in colours if k % COLOURS >= len(HUES)}
     made |= {stripes_id(ks): _stripes(ks) for ks in striped}
-    return "<defs>" + "".join(made[name] for name in sorted(made)) + "</defs>" if made else ""
+    return "<defs>" + "".join(made[name] for name in sorted(made)) + "</defs>"
 
 
 def _hatch(k: int) -> str:

@@ -1,0 +1,22 @@
+"""Which picture a map gets: a layout's, or a relation's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..maps import AffineMap
+from ._layouts import show_layout
+from ._picture import Picture
+from ._relations import show_relation
+from ._show import show
+
+
+def is_layout(m: AffineMap) -> bool:
+    """Whether a map goes from shards of ranks to logical tensors, one element per slot."""
+    stored = all(b.rank is not None for b in m.domain.boxes)
+    return stored and all(b.rank is None for b in m.codomain.boxes) and m.single_valued
+
+
+@show.register
+def _show_map(m: AffineMap, **options: Any) -> Picture:
+    return show_layout(m, **options) if is_layout(m) else show_relation(m, **options)
