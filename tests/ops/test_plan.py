@@ -606,7 +606,7 @@ def test_expert_refusals():
         sa.plan_experts(UNIFORM, TANGLED, SHAPES, published={"w1": (TANGLED, live)})
     with pytest.raises(InvalidMapError, match="one number of experts"):
         sa.plan_experts(UNIFORM, TANGLED, {"a": (4, 2), "b": (5, 2)})
-    with pytest.raises(InvalidMapError, match="rank 0 lists expert 3"):
+    with pytest.raises(InvalidMapError, match="rank 1 lists expert 3, but .* 3 experts"):
         sa.plan_experts(UNIFORM, TANGLED, {"a": (3, 2)})
 
 

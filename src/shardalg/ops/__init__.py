@@ -7,7 +7,7 @@ from ._divide import divide as divide
 from ._equivalent import equivalent as equivalent
 from ._explain import Difference as Difference
 from ._explain import explain as explain
-from ._fingerprint import fingerprint as fingerprint
+from ..maps._fingerprint import fingerprint as fingerprint
 from ._holders import holders as holders
 from ._invert import invert as invert
 from ._layout import layout as layout

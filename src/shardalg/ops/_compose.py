@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from .._errors import InvalidMapError
-from .._limits import BOUND, Budget, Limits
+from .._limits import Budget, Limits
 from ..maps import AffineMap, Space
+from ..maps._composed import composed
 from ..maps._map import known, remember
-from ..maps._meet import meet
-from ..maps._relation import CODOMAIN, DOMAIN, disjoint, side_blocks
-from ..maps._space import IntArray, describe_key
-from ..maps._table import Columns, build
+from ..maps._relation import disjoint
+from ..maps._space import describe_key
 from ._simplify import simplified
 
 
@@ -34,18 +31,7 @@ def compose(g: AffineMap, f: AffineMap, *, limits: Limits = Limits()) -> AffineM
     """
     require_same_space(f.codomain, g.domain, "compose", "the codomain of f", "the domain of g")
     budget = Budget(limits)
-    met = meet(side_blocks(f.table, CODOMAIN, DOMAIN), side_blocks(g.table, DOMAIN, CODOMAIN), limits, budget)
-    cf, cg = f.table.columns, g.table.columns
-    numerator, denominator = product_scale(
-        (cf.numerator[met.left], cf.denominator[met.left]),
-        (cg.numerator[met.right], cg.denominator[met.right]),
-    )
-    table = build(
-        Columns(
-            cf.dom_box[met.left], met.left_offset[0], cg.cod_box[met.right], met.right_offset[0],
-            numerator, denominator, met.shape, met.left_strides[0], met.right_strides[0],
-        )
-    )  # fmt: skip
+    table = composed(g.table, f.table, limits, budget)
     if not (known(f, "single_valued") or known(g, "injective") or f.single_valued or g.injective):
         table = disjoint(table, limits, budget)
     result = AffineMap(f.domain, g.codomain, simplified(table))
@@ -54,25 +40,6 @@ def compose(g: AffineMap, f: AffineMap, *, limits: Limits = Limits()) -> AffineM
         single_valued=known(f, "single_valued") and known(g, "single_valued"),
         injective=known(f, "injective") and known(g, "injective"),
     )
-
-
-Ratio = tuple[IntArray, IntArray]
-
-
-def product_scale(a: Ratio, b: Ratio) -> Ratio:
-    """Columnwise exact product of rationals in lowest terms."""
-    if all((x == 1).all() for x in (*a, *b)):
-        return a
-    rows = zip(*(x.tolist() for x in (*a, *b)))
-    terms = []
-    for p, q, r, s in rows:
-        g = np.gcd(abs(p), s), np.gcd(abs(r), q)
-        top, bottom = (p // int(g[0])) * (r // int(g[1])), (q // int(g[1])) * (s // int(g[0]))
-        if max(abs(top), bottom) > BOUND:
-            raise InvalidMapError(f"the scale {p}/{q} * {r}/{s} has a term beyond 2**62 - 2")
-        terms.append((top, bottom))
-    pairs = np.array(terms, np.int64).reshape(len(terms), 2)
-    return pairs[:, 0], pairs[:, 1]
 
 
 def require_same_space(a: Space, b: Space, verb: str, a_name: str, b_name: str) -> None:

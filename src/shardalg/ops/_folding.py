@@ -227,10 +227,15 @@ def _granules(extents: list[dict[Point, int]]) -> dict[Point, int]:
 def fold_points(points: list[Point]) -> list[Family]:
     """Sorted distinct points as few nested progressions.
 
+    Two points whose element goes back are left alone: any two points are a progression, and one
+    that runs backwards costs a backend a flipped copy.
+
     >>> fold_points([(0, 0), (1, 3), (2, 10), (3, 13)])
     [((0, 0), ((2, 2, 10), (2, 1, 3)))]
     """
     if len(points) < 2:
+        return [(p, ()) for p in points]
+    if len(points) == 2 and _step(points, 0)[1] < 0:
         return [(p, ()) for p in points]
     whole = _nested(points)
     if whole is not None:
@@ -247,6 +252,8 @@ def fold_points(points: list[Point]) -> list[Family]:
         return [(p, ()) for p in points]
     families: list[Family] = []
     for (n, step), heads in runs.items():
+        if n == 2 and step[1] < 0 and len(heads) == 1:
+            heads, n = [heads[0], (heads[0][0] + step[0], heads[0][1] + step[1])], 1
         inner = ((n, *step),) if n > 1 else ()
         outer = fold_points(heads) if n > 1 else [(p, ()) for p in heads]
         families += [(head, axes + inner) for head, axes in outer]

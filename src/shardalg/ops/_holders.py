@@ -16,6 +16,7 @@ from ..maps._relation import (
     Families,
     collides,
     common,
+    exact_sizes,
     families_table,
     minus,
     side_blocks,
@@ -117,12 +118,22 @@ def _alike(table: PieceTable, rank: IntArray) -> Atoms | None:
     if collides(table.take(first), CODOMAIN):
         return None
     key = np.stack([atom, rank])
-    _, kept = np.unique(key, axis=1, return_index=True)  # a rank's lowest slot comes first
+    _, kept, where = np.unique(key, axis=1, return_index=True, return_inverse=True)
+    if not _lowest_everywhere(table, kept[where.reshape(-1)]):
+        return None
     kept = np.sort(kept)
     ranks: list[list[int]] = [[] for _ in range(int(atom.max()) + 1)]
     for a, r in zip(atom[kept].tolist(), rank[kept].tolist()):
         ranks[a].append(r)
     return Atoms(table.take(kept), atom[kept], rank[kept], tuple(tuple(sorted(r)) for r in ranks))
+
+
+def _lowest_everywhere(table: PieceTable, first: IntArray) -> bool:
+    """Whether each piece's ``first``, which holds the same elements, has the lower slot for each."""
+    c = table.columns
+    apart = c.dom_offset - c.dom_offset[first]
+    slopes = (c.dom_strides - c.dom_strides[:, first]) * (c.shape - 1)
+    return bool((apart + np.minimum(slopes, 0).sum(axis=0) >= 0).all())
 
 
 def _refined(layout: AffineMap, limits: Limits) -> Atoms:
@@ -199,42 +210,66 @@ def _lowest_slots(layout: AffineMap, rank: int, limits: Limits, budget: Budget) 
 
 
 def lowest_slots(table: PieceTable, limits: Limits, budget: Budget) -> PieceTable:
-    """A table with one slot per element: of pieces in table order, the first that has it."""
+    """The pieces of one rank with one slot per element: its lowest, however the map is cut."""
     if not collides(table, CODOMAIN):
         return table
-    kept: list[PieceTable] = []
+    blocks = side_blocks(table, CODOMAIN)
+    met = meet(blocks, blocks, limits, budget)
+    repeated = np.zeros(len(table), bool)
+    repeated[met.left[met.left != met.right]] = True
+    own = np.zeros(len(table), object)
+    for piece, n in zip(met.left[met.left == met.right].tolist(), exact_sizes(met.shape[:, met.left == met.right])):
+        own[piece] += n
+    repeated |= own != np.array(exact_sizes(table.shape), object)
+    kept = [table.take(~repeated)]
     seen = empty_table()
-    for k in range(len(table)):
-        piece = table.take(slice(k, k + 1))
-        if collides(piece, CODOMAIN):
-            parts = _one_slot_each(piece, limits, budget)
-        else:
-            parts = piece
-        fresh = minus(_codomain_region(parts), seen, limits, budget)
-        kept.append(_onto(parts, fresh, limits, budget))
+    for piece in _in_slot_order(table.take(repeated), limits, budget):
+        fresh = minus(_codomain_region(piece), seen, limits, budget)
+        kept.append(_onto(piece, fresh, limits, budget))
         seen = concatenate([seen, fresh])
     return concatenate(kept)
 
 
-def _one_slot_each(piece: PieceTable, limits: Limits, budget: Budget) -> PieceTable:
-    """A piece whose elements repeat, reduced to one slot per element: axes along which the
-    element stays are held at their first slot, others are sliced."""
+def _in_slot_order(table: PieceTable, limits: Limits, budget: Budget) -> list[PieceTable]:
+    """Pieces cut until their slots do not interleave and none repeats an element, in slot order."""
+    waiting = [table.take(slice(k, k + 1)) for k in range(len(table))]
+    done: list[PieceTable] = []
+    while waiting:
+        waiting.sort(key=_span)
+        piece = waiting.pop(0)
+        tangled = bool(waiting) and _span(piece)[2] >= _span(waiting[0])[1] and _same_box(piece, waiting[0])
+        if piece.axes and (tangled or collides(piece, CODOMAIN)):
+            waiting += _outer_slices(piece, budget)
+        else:
+            done.append(piece)
+    return done
+
+
+def _span(piece: PieceTable) -> tuple[int, int, int]:
+    """Domain box, lowest and highest slot of a single piece."""
     c = piece.columns
-    still = (c.cod_strides[:, 0] == 0) & (c.shape[:, 0] > 1)
-    if still.any():
-        one = np.where(still[:, None], 1, c.shape)
-        held = build(c._replace(shape=one))
-        return lowest_slots(held, limits, budget)
-    k = int(np.argmin(np.where(c.shape[:, 0] > 1, c.shape[:, 0], np.iinfo(np.int64).max)))
-    count = int(c.shape[k, 0])
+    low = int(c.dom_offset[0])
+    return int(c.dom_box[0]), low, low + int((c.dom_strides[:, 0] * (c.shape[:, 0] - 1)).sum())
+
+
+def _same_box(a: PieceTable, b: PieceTable) -> bool:
+    return int(a.columns.dom_box[0]) == int(b.columns.dom_box[0])
+
+
+def _outer_slices(piece: PieceTable, budget: Budget) -> list[PieceTable]:
+    """A piece cut along its axis of largest slot stride, the first in normal form."""
+    c = piece.columns
+    count = int(c.shape[0, 0])
     budget.spend(count)
     steps = np.arange(count)
     wide = Columns(*(np.repeat(x, count, axis=-1) for x in c))
     shape = wide.shape.copy()
-    shape[k] = 1
-    slices = wide._replace(
-        dom_offset=wide.dom_offset + steps * c.dom_strides[k, 0],
-        cod_offset=wide.cod_offset + steps * c.cod_strides[k, 0],
-        shape=shape,
+    shape[0] = 1
+    slices = build(
+        wide._replace(
+            dom_offset=wide.dom_offset + steps * c.dom_strides[0, 0],
+            cod_offset=wide.cod_offset + steps * c.cod_strides[0, 0],
+            shape=shape,
+        )
     )
-    return lowest_slots(build(slices), limits, budget)
+    return [slices.take(slice(k, k + 1)) for k in range(count)]

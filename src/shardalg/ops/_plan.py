@@ -10,6 +10,7 @@ import numpy as np
 from .._errors import InvalidMapError, SelectionError, UnsupportedError
 from .._limits import Budget, Limits
 from ..maps import AffineMap
+from ..maps._composed import product_scale
 from ..maps._map import remember
 from ..maps._meet import Met, meet
 from ..maps._relation import CODOMAIN, DOMAIN, exact_sizes, side_blocks
@@ -19,7 +20,7 @@ from ..plans import TransferPlan
 from ..plans._plan import RankMap
 from ._balance import Demand, as_blocks, block_of, shares
 from ._boxes import box_copies
-from ._compose import compose, product_scale, require_same_space
+from ._compose import compose, require_same_space
 from ._holders import Atoms, atoms
 from ._questions import is_single_valued, say_slot
 from ._regions import domain

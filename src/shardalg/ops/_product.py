@@ -6,11 +6,11 @@ import numpy as np
 
 from .._limits import Budget, Limits
 from ..maps import AffineMap, Box, Space
+from ..maps._composed import product_scale
 from ..maps._map import known, remember
 from ..maps._relation import disjoint
 from ..maps._space import IntArray
 from ..maps._table import Columns, build
-from ._compose import product_scale
 
 
 def product(a: AffineMap, b: AffineMap, *, limits: Limits = Limits()) -> AffineMap:

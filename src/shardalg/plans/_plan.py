@@ -9,10 +9,13 @@ from functools import cached_property
 from typing import Any, TypeAlias
 
 from .._errors import InvalidMapError
-from .._limits import Limits
+from .._limits import Budget, Limits
 from .._struct import struct
 from ..maps import AffineMap, Side
+from ..maps._composed import composed
+from ..maps._fingerprint import fingerprint
 from ..maps._map import FORMAT, check_format
+from ..maps._relation import count_common
 from ..maps._space import Shape
 from ._stats import Stats, Traffic, traffic, transfer_stats
 
@@ -81,7 +84,7 @@ class TransferPlan:
         """A hex name of the question this plan answers: both layouts however cut, rank maps,
         selector and its arguments, format. Ranks that planned only their own part agree on it."""
         words = [
-            f"shardalg.plan {FORMAT}", repr(self.source.to_dict()), repr(self.target.to_dict()),
+            f"shardalg.plan {FORMAT}", fingerprint(self.source), fingerprint(self.target),
             repr(self.source_ranks), repr(self.target_ranks), self.select, self.missing,
         ]  # fmt: skip
         return hashlib.sha256("\n".join(words).encode()).hexdigest()
@@ -114,10 +117,29 @@ class TransferPlan:
             None if data[k] is None else tuple((int(a), int(b)) for a, b in data[k])
             for k in ("source_ranks", "target_ranks")
         ]
-        return cls(
+        plan = cls(
             source, target, m, str(data["select"]), str(data["missing"]), ranks[0], ranks[1],
             data["rank"], int(data["pairs"]), bool(data["same_ranks"]),
         )  # fmt: skip
+        verify_plan(plan)
+        return plan
+
+
+def verify_plan(plan: TransferPlan, limits: Limits = Limits()) -> None:
+    """Raise unless the plan does its job: every copy brings a target slot its own element at its
+    own scale, no slot is written twice, and, for a whole plan under ``missing="error"``, none is
+    left out."""
+    source, target, copies = plan.source.table, plan.target.table, plan.map.table
+    if not (plan.source.single_valued and plan.target.single_valued and plan.map.single_valued):
+        raise InvalidMapError("a plan is between layouts and writes every slot once; this one does not")
+    brought = composed(source, copies, limits, Budget(limits))
+    right = count_common(brought, target, limits, Budget(limits))
+    if right != copies.size or brought.size != copies.size:
+        raise InvalidMapError(
+            f"{copies.size - right} of the {copies.size} elements that the copies move are not what their slots want"
+        )
+    if plan.rank is None and plan.missing == "error" and copies.size != target.size:
+        raise InvalidMapError(f"the copies write {copies.size} of the {target.size} slots of the target")
 
 
 def _global(ranks: RankMap, rank: int) -> int:

@@ -11,6 +11,7 @@ import numpy as np
 from .._limits import Budget, Limits
 from .._struct import struct
 from ..maps import AffineMap
+from ..maps._composed import composed
 from ..maps._meet import meet
 from ..maps._relation import CODOMAIN, DOMAIN, collides, disjoint, exact_sizes, side_blocks
 from ..maps._space import IntArray
@@ -152,31 +153,12 @@ def lower_bound(plan: TransferPlan) -> int:
 
 def _already_held(plan: TransferPlan, wanted: PieceTable) -> int:
     """How many wanted pairs ask for an element that the target's own rank holds."""
-    through = _compose_tables(plan.source, wanted)
     limits = Limits()
+    through = composed(plan.source.table, wanted, limits, Budget(limits))
     own = _own_elements(plan.source, plan)
     keyed = _keyed(through, box_ranks(plan, "target")[through.columns.dom_box], len(plan.source.codomain))
     met = meet(side_blocks(keyed, CODOMAIN), side_blocks(own, DOMAIN), limits, Budget(limits))
     return sum(exact_sizes(met.shape))
-
-
-def _compose_tables(layout: AffineMap, slots: PieceTable) -> PieceTable:
-    """From target boxes through source slots to elements."""
-    limits = Limits()
-    met = meet(
-        side_blocks(slots, CODOMAIN, DOMAIN),
-        side_blocks(layout.table, DOMAIN, CODOMAIN),
-        limits,
-        Budget(limits),
-    )
-    a, b = slots.columns, layout.table.columns
-    one = np.ones(len(met.left), np.int64)
-    return build(
-        Columns(
-            a.dom_box[met.left], met.left_offset[0], b.cod_box[met.right], met.right_offset[0], one, one,
-            met.shape, met.left_strides[0], met.right_strides[0],
-        )
-    )  # fmt: skip
 
 
 def _keyed(table: PieceTable, rank: IntArray, width: int) -> PieceTable:

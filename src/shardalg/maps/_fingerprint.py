@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..maps import AffineMap, Space
-from ..maps._space import IntArray
+from ._map import AffineMap
+from ._space import IntArray, Space
 
 PRIME = 2**127 - 1
 VERSION = "shardalg.fingerprint 1"
