@@ -114,11 +114,16 @@ def slow_plans(R, E, K, B, pad, layout, NvS, topk, policy="exact"):
                 "cu_seqlens": cu[r],
                 "group_experts": held[r],
                 "zero_fill_ranges": [list(f) for f in fill[r]],
-                "remote_stats": [sum(e >= 0 for e in copies[r]), sum(e >= 0 and e // epn == r for row in copies for e in row)],
+                "remote_stats": [
+                    sum(e >= 0 for e in copies[r]),
+                    sum(e >= 0 and e // epn == r for row in copies for e in row),
+                ],
                 "dup_groups": groups + [[0, 0, 0]] * (NvS - len(groups)),
                 "dup_loffs": loffs + [0] * (NvS - len(loffs)),
                 "dup_counts": [len(groups), len(loffs)],
-                "recv_slots": [v if i == 0 else -v - 1 for _, slots in arrived[r] for i, v in enumerate(slots)],
+                "recv_slots": [
+                    v if i == 0 else -v - 1 for _, slots in arrived[r] for i, v in enumerate(slots)
+                ],
                 "recv_rows": [sum(s == p for s, _ in arrived[r]) for p in range(R)],
                 "recv_routes": [sum(len(slots) for s, slots in arrived[r] if s == p) for p in range(R)],
                 "send_rows": [sum(s == r for s, _ in arrived[p]) for p in range(R)],

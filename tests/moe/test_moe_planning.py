@@ -250,7 +250,10 @@ def test_a_policy_is_any_function_that_keeps_the_contract():
         (Policy("negative", lambda c, k: [[3, -1], [0, 2]]), "expert 0 on rank 1 the negative count -1"),
         (Policy("loses", lambda c, k: [[1, 0], [0, 2]]), "places 1 tokens of expert 0, which has 2"),
         (Policy("heavy", lambda c, k: [[2, 0], [2, 0]], L=3), "gives rank 0 4 tokens, it declares L=3"),
-        (Policy("wide", lambda c, k: [[1, 1], [0, 2]], M=0), "gives rank 1 1 remote experts, it declares M=0"),
+        (
+            Policy("wide", lambda c, k: [[1, 1], [0, 2]], M=0),
+            "gives rank 1 1 remote experts, it declares M=0",
+        ),
     ],
 )
 def test_a_policy_that_breaks_the_contract(policy, message):

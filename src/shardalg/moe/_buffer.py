@@ -81,7 +81,8 @@ class Buffer:
         fitting = [i for i, block in enumerate(self._pool) if block.numel() >= size]
         if fitting:
             return self._pool.pop(min(fitting, key=lambda i: self._pool[i].numel()))
-        return torch.empty(size + size // 8 + 64, dtype=torch.uint8, device=self.device)
+        with torch.inference_mode(False):
+            return torch.empty(size + size // 8 + 64, dtype=torch.uint8, device=self.device)
 
     def give(self, *blocks: torch.Tensor) -> None:
         """Returns staging blocks; the largest few are kept."""

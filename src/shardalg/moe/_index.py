@@ -130,7 +130,8 @@ def _without(rows: Array, rank: int) -> tuple[int, ...]:
 
 
 def _tensor(a: Array, device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(np.ascontiguousarray(a, np.int64)).to(device)
+    with torch.inference_mode(False):
+        return torch.from_numpy(np.ascontiguousarray(a, np.int64)).to(device)
 
 
 def gather_rows(rows: torch.Tensor, index: torch.Tensor, out: torch.Tensor) -> None:

@@ -110,8 +110,8 @@ Operator: TypeAlias = Spread | Collect
 
 
 def summing(dtype: torch.dtype) -> torch.dtype:
-    """The type sums are made in: promote(float32, dtype)."""
-    return torch.promote_types(torch.float32, dtype)
+    """The type sums are made in: promote(float32, dtype), which torch refuses to name for float8."""
+    return torch.float32 if dtype.itemsize < 4 else torch.promote_types(torch.float32, dtype)
 
 
 def apply(operator: Operator, xs: Sequence[torch.Tensor], finish: Finish | None = None) -> Tensors:
