@@ -88,11 +88,16 @@ def _labels(placement: Placement, ranks: Ranks) -> tuple[int, ...]:
         if named is None:
             raise InvalidMapError(f"layout needs ranks= (a count or rank ids) for {placement!r}")
         return named
-    labels = tuple(range(_count(ranks))) if np.ndim(ranks) == 0 else tuple(_ids(ranks))
+    labels = rank_ids(ranks)
     unknown = sorted(set(named or ()) - set(labels))
     if unknown:
         raise InvalidMapError(f"{placement!r} names ranks {unknown}, which are not among ranks={labels}")
     return labels
+
+
+def rank_ids(ranks: Ranks) -> tuple[int, ...]:
+    """The rank ids that a count, a sequence or an array of ids names."""
+    return tuple(range(_count(ranks))) if np.ndim(ranks) == 0 else tuple(_ids(ranks))
 
 
 def _count(ranks: Any) -> int:

@@ -221,9 +221,9 @@ def _learn(ask: Ask, low: Shards, size: int) -> dict[int, Learnt]:
         for rank, found in answer.items():
             elements[rank] += _digits(ask, rank, found, scales[rank]) << (place * digit_bits(ask.dtype))
     for rank, its in elements.items():
-        _require_elements(rank, its, size)
         if not scales[rank].all():
             its[...] = np.where(scales[rank] == 0, -1, its)
+        _require_elements(rank, its, size)
     return {rank: Learnt(elements[rank], scales[rank], low[rank]) for rank in low}
 
 

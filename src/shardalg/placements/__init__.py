@@ -1,5 +1,6 @@
 """Placements: the words in which people say a layout."""
 
+from ._attention import Attention as Attention
 from ._placements import BlockGather as BlockGather
 from ._placements import Custom as Custom
 from ._placements import Cyclic as Cyclic
