@@ -31,9 +31,9 @@ from .ops import Difference as Difference
 from .ops import Request as Request
 from .ops import block_cyclic as block_cyclic
 from .ops import canonicalize as canonicalize
+from .ops import cheapest as cheapest
 from .ops import check as check
 from .ops import check_layout as check_layout
-from .ops import cheapest as cheapest
 from .ops import complement as complement
 from .ops import compose as compose
 from .ops import concat as concat

@@ -1,5 +1,6 @@
 """Pure operators on maps, placements and plans: one public function per idea."""
 
+from ..maps._fingerprint import fingerprint as fingerprint
 from ._canonicalize import canonicalize as canonicalize
 from ._compose import compose as compose
 from ._concat import concat as concat
@@ -7,7 +8,6 @@ from ._divide import divide as divide
 from ._equivalent import equivalent as equivalent
 from ._explain import Difference as Difference
 from ._explain import explain as explain
-from ..maps._fingerprint import fingerprint as fingerprint
 from ._flat_group import flat_group as flat_group
 from ._holders import holders as holders
 from ._invert import invert as invert
@@ -37,8 +37,8 @@ from ._plan import plan as plan
 from ._plan_experts import expert_layouts as expert_layouts
 from ._plan_experts import plan_experts as plan_experts
 from ._plan_tree import plan_tree as plan_tree
-from ._product import product as product
 from ._probe import probe as probe
+from ._product import product as product
 from ._questions import Answer as Answer
 from ._questions import check as check
 from ._questions import check_layout as check_layout
