@@ -28,18 +28,62 @@ def clipped(text: str, width: float, size: float, *, mono: bool = False) -> str:
     return text if len(text) <= most else text[: max(most - 3, 0)] + "..."
 
 
-def heading(title: str, detail: str, note: str = "") -> Drawing:
-    """The top of a picture: a bold title, a detail in fixed width, a note."""
+def heading(title: str, *lines: str, notation: str = "") -> Drawing:
+    """The top of a picture: a bold title, a map's notation in fixed width, lines of facts."""
     room = WIDTH - 2 * MARGIN
     shapes = [svg.words(0, 13, clipped(title, room, 15), size=14, bold=True)]
     y = 13.0
-    for text, mono in ((detail, True), (note, False)):
+    for text, mono in ((notation, True), *((line, False) for line in lines)):
         if text:
             y += 18
-            shapes.append(
-                svg.words(0, y, clipped(text, room, 11, mono=mono), svg.themed("dim"), size=11, mono=mono)
-            )
+            look = svg.themed("dim")
+            shapes.append(svg.words(0, y, clipped(text, room, 11, mono=mono), look, size=11, mono=mono))
     return Drawing(shapes, room, y + 6)
+
+
+def heat(value: float, most: float) -> tuple[str, str]:
+    """The fill for a share of the most, light to dark, and the colour of text on it."""
+    part = value / most if most else 0.0
+    ends = ((222, 235, 247), (8, 69, 148))
+    colour = "#" + "".join(f"{round(a + (b - a) * part):02x}" for a, b in zip(*ends))
+    return f'fill="{colour}"', f'fill="{"#111111" if svg.luminance(colour) > 0.2 else "#ffffff"}"'
+
+
+def count_text(n: int) -> str:
+    """A count in at most five characters: ``640``, ``12.3k``, ``1.05G``.
+
+    >>> [count_text(n) for n in (9999, 12345, 2 * 10**9)]
+    ['9999', '12.3k', '2G']
+    """
+    if abs(n) < 10000:
+        return str(n)
+    for unit, size in (("k", 10**3), ("M", 10**6), ("G", 10**9), ("T", 10**12), ("P", 10**15)):
+        if abs(n) < 1000 * size:
+            return f"{n / size:.3g}{unit}"
+    return f"{n:.1e}"
+
+
+def byte_text(n: int) -> str:
+    """A number of bytes in binary units.
+
+    >>> byte_text(1536), byte_text(64 << 20)
+    ('1.5 KiB', '64 MiB')
+    """
+    for unit, size in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if n >= size:
+            return f"{n / size:.4g} {unit}"
+    return f"{n} bytes"
+
+
+def lines_drawing(title: str, lines: Sequence[str]) -> Drawing:
+    """A dim title over lines of fixed width."""
+    room = WIDTH - 2 * MARGIN
+    shapes = [svg.dim(0, 11, title, size=11.5)] if title else []
+    shapes += [
+        svg.words(0, 29 + 16 * i, clipped(line, room, 10.5, mono=True), size=10.5, mono=True)
+        for i, line in enumerate(lines)
+    ]
+    return Drawing(shapes, room, 18 + 16 * len(lines))
 
 
 def stacked(drawings: Sequence[Drawing], gap: float = 14) -> tuple[list[str], float]:
@@ -52,7 +96,7 @@ def stacked(drawings: Sequence[Drawing], gap: float = 14) -> tuple[list[str], fl
 
 
 def note(text: str) -> Drawing:
-    return Drawing([svg.words(0, 11, text, svg.themed("dim"))], svg.wide(text), 14)
+    return Drawing([svg.dim(0, 11, text)], svg.wide(text), 14)
 
 
 def swatches(entries: Sequence[tuple[str, str]]) -> Drawing:

@@ -71,8 +71,14 @@ class Grid(NamedTuple):
 
 
 def rank_groups(ranks: Sequence[int], most: int) -> tuple[tuple[int, ...], ...]:
-    """Ranks one by one, or in equal consecutive groups where there are more than ``most``."""
-    each = max(1, -(-len(ranks) // most))
+    """Ranks one by one, or in consecutive groups of a power of two where there are more than ``most``.
+
+    >>> rank_groups(range(6), 4)
+    ((0, 1), (2, 3), (4, 5))
+    """
+    each = 1
+    while each * most < len(ranks):
+        each *= 2
     return tuple(tuple(ranks[i : i + each]) for i in range(0, len(ranks), each))
 
 

@@ -24,7 +24,7 @@ def grid_drawing(m: AffineMap, box: int, grid: Grid, legend: Legend, cells: str 
     axes = len(grid.cuts)
     names = f"axis {axes - 2} down, axis {axes - 1} across; " if axes > 1 else ""
     title = clipped(f"who holds {box_text(b)}: {names}{cells_text(grid)}", WIDTH - 2 * MARGIN, 11.5)
-    shapes = [svg.words(0, 11, title, svg.themed("dim"), size=11.5)]
+    shapes = [svg.dim(0, 11, title, size=11.5)]
     if not grid.held.size:
         return Drawing([*shapes, svg.words(0, 30, "no elements")], 200, 34)
     found = list(planes(grid))
@@ -39,7 +39,7 @@ def grid_drawing(m: AffineMap, box: int, grid: Grid, legend: Legend, cells: str 
     y += tall
     for line in unshown(len(found), PANELS, "panels"):
         y += 16
-        shapes.append(svg.words(0, y, line, svg.themed("dim")))
+        shapes.append(svg.dim(0, y, line))
     return Drawing(shapes, right, y + 2)
 
 
@@ -67,11 +67,9 @@ def panel_drawing(
     left = max((svg.wide(t, 10) for _, t in sides), default=0) + (6 if sides else 0)
     top = 14.0 + (15 if at else 0)
     shapes = [svg.words(left, 10, f"[{at_text(grid, at)}]", svg.themed("ink"), size=10.5)] if at else []
-    shapes += [
-        svg.words(left - 5, top + y + 3.5, t, svg.themed("dim"), size=10, anchor="end") for y, t in sides
-    ]
+    shapes += [svg.dim(left - 5, top + y + 3.5, t, size=10, anchor="end") for y, t in sides]
     heads = _edge_labels(columns, xs, 10, vertical=False)
-    shapes += [svg.words(left + x, top - 4, t, svg.themed("dim"), size=10, anchor="middle") for x, t in heads]
+    shapes += [svg.dim(left + x, top - 4, t, size=10, anchor="middle") for x, t in heads]
     inner = [_cell_shape(grid, r, legend, xs, ys) for r in rectangles(held)]
     inner += [_lines(xs, ys)]
     if cells and len(held) * held.shape[1] <= 1024:
@@ -241,7 +239,9 @@ def legend_drawing(m: AffineMap, grids: Sequence[Grid], legend: Legend) -> Drawi
         )
         entries.append((fill, f"replicas on {rank_word(together(groups))}"))
     classes = {h for g in grids for h in g.classes}
-    entries += [(svg.themed("void"), "crossed: nobody holds it")] if () in classes else []
+    entries += (
+        [(f"{svg.themed('void')} {svg.themed('soft')}", "crossed: nobody holds it")] if () in classes else []
+    )
     entries += [('fill="url(#sa-mixed)"', "several owners within one cell")] if MIXED in classes else []
     return swatches(entries)
 
@@ -250,7 +250,7 @@ def storage_drawing(m: AffineMap, rows: ShardRows, legend: Legend) -> Drawing:
     """One bar per shard: its slots in order, cut where elements stop following each other."""
     padded = m.domain.size - m.size
     title = "storage: the slots of each shard in order" + ("; hollow slots are padding" if padded else "")
-    shapes = [svg.words(0, 11, title, svg.themed("dim"), size=11.5)]
+    shapes = [svg.dim(0, 11, title, size=11.5)]
     heads = [clipped(f"{describe_key(b.key)} {b.shape}{scale_text(m, b)}", 200, 10.5) for b, _ in rows.shown]
     left = max((svg.wide(h, 10.5) for h in heads), default=0) + 8
     most = max((b.size for b, _ in rows.shown), default=0)
@@ -259,9 +259,7 @@ def storage_drawing(m: AffineMap, rows: ShardRows, legend: Legend) -> Drawing:
     y = 20.0
     for n, (head, (b, cells)) in enumerate(zip(heads, rows.shown)):
         if rows.left and n == len(rows.shown) - 1:
-            shapes.append(
-                svg.words(0, y + 12, f"... {rows.left} more shards ...", svg.themed("dim"), size=10.5)
-            )
+            shapes.append(svg.dim(0, y + 12, f"... {rows.left} more shards ...", size=10.5))
             y += 20
         shapes.append(svg.words(0, y + 13, head, size=10.5))
         shapes.append(moved(_bar(m, b, cells, legend, each), left, y))
@@ -272,7 +270,7 @@ def storage_drawing(m: AffineMap, rows: ShardRows, legend: Legend) -> Drawing:
 def _bar(m: AffineMap, b: Box, cells: Sequence[Stored], legend: Legend, each: float) -> Drawing:
     """The slots of one shard; ranks without a colour of their own stay plain."""
     if not cells:
-        return Drawing([svg.words(0, 13, "empty", svg.themed("dim"), size=10.5)], 40, 18)
+        return Drawing([svg.dim(0, 13, "empty", size=10.5)], 40, 18)
     k = next((k for ranks, k in legend.groups() if b.rank in ranks), None)
     size = _fitting(str(m.codomain.size - 1), each) if cells[-1].high == len(cells) else 9.5
     shapes = [shape for c in cells for shape in _slots(m, c, k, each, size)]

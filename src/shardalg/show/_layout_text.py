@@ -12,12 +12,11 @@ from ..maps._space import IntArray, describe_key
 from ._coordinates import coordinates
 from ._grid import MIXED, MOST_SHARDS, PANELS, Cuts, Grid, Holders, ShardRows, Stored, plane_cuts, planes
 from ._legend import Legend, counted, named, rank_word, together, unshown
-from ._notation import patterns, short, space_text
+from ._notation import patterns, space_text
 
 
-def notation(m: AffineMap) -> str:
-    """The short form, over several lines where one is too long."""
-    line = short(m)
+def notation(m: AffineMap, line: str) -> str:
+    """The short form ``line``, over several lines where one is too long."""
     if len(line) <= 100:
         return line
     head = f"[{space_text(m.domain)} -> {space_text(m.codomain)}]"

@@ -24,16 +24,17 @@ def show_layout(m: AffineMap, *, cells: str | None = None) -> Picture:
         raise InvalidMapError(f'cells must be None, "rank" or "element", got {cells!r}')
     grids = [ownership(m, box, svg.COLOURS) for box in range(min(len(m.codomain), MOST_BOXES))]
     legend, shards = Legend.of(m, grids), shard_rows(m)
-    text = [notation(m), *(grid_text(m, box, g, legend) for box, g in enumerate(grids))]
+    line = short(m)
+    text = [notation(m, line), *(grid_text(m, box, g, legend) for box, g in enumerate(grids))]
     text += [*unshown(len(m.codomain), MOST_BOXES, "tensors"), storage_text(m, shards)]
-    body, height = _body(m, grids, legend, shards, cells)
-    return Picture(svg.document(WIDTH, height, body, title=short(m), about=text[0]), "\n\n".join(text))
+    body, height = _body(m, line, grids, legend, shards, cells)
+    return Picture(svg.document(WIDTH, height, body, title=line, about=text[0]), "\n\n".join(text))
 
 
 def _body(
-    m: AffineMap, grids: Sequence[Grid], legend: Legend, shards: ShardRows, cells: str | None
+    m: AffineMap, line: str, grids: Sequence[Grid], legend: Legend, shards: ShardRows, cells: str | None
 ) -> tuple[list[str], float]:
-    parts = [heading(_title(m), short(m), _facts(m))]
+    parts = [heading(_title(m), _facts(m), notation=line)]
     parts += [grid_drawing(m, box, grid, legend, cells) for box, grid in enumerate(grids)]
     parts += [note(line) for line in unshown(len(m.codomain), MOST_BOXES, "tensors")]
     parts += [legend_drawing(m, grids, legend), storage_drawing(m, shards, legend)]

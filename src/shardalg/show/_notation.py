@@ -73,6 +73,22 @@ def patterns(m: AffineMap) -> list[str]:
     return [text for group in groups.values() for text in _group_texts(group, m.ranks)]
 
 
+def piece_words(m: AffineMap, piece: Piece) -> tuple[str, str, str]:
+    """One piece in three texts: where in its domain box, where in the codomain, the rest.
+
+    >>> from shardalg import layout, Split
+    >>> m = layout((8, 8), Split(1), ranks=2)
+    >>> piece_words(m, m.pieces[1])
+    ('[0:8, 0:4]', '[0:8, 4:8]', '')
+    """
+    b = _block(m, piece)
+    bare = [t.starts[1:] if t.form[1] else t.starts for t in (b.left, b.right)]
+    forms = [(t.form[0], False, *t.form[2:]) for t in (b.left, b.right)]
+    terms = [Term(starts, form) for starts, form in zip(bare, forms)]
+    left, right = (_term_text(t, [(v,) for v in t.starts], 0) for t in terms)
+    return left, right, b.tail
+
+
 class Term(NamedTuple):
     """One side of a block: where it starts, which may vary by rank, and the rest, which may not."""
 

@@ -36,13 +36,16 @@ class Line(NamedTuple):
 
 def show_relation(m: AffineMap) -> Picture:
     """A dot wherever a slot (across) is paired with an element (down)."""
+    line = short(m)
     across, down = Line.of(m.domain), Line.of(m.codomain)
     held = dots(m, across, down)
-    text = "\n".join([notation(m), "", _caption(m, across, down), *_text_rows(m, held, across, down)])
-    about = [heading(f"relation of {len(m)} pieces, {m.size} pairs", short(m), _caption(m, across, down))]
+    text = "\n".join([notation(m, line), "", _caption(m, across, down), *_text_rows(m, held, across, down)])
+    about = [
+        heading(f"relation of {len(m)} pieces, {m.size} pairs", _caption(m, across, down), notation=line)
+    ]
     shapes, height = stacked([*about, _drawing(m, held, across, down), _legend(held)])
     document = svg.document(
-        WIDTH, height, [svg.definitions([], []), *shapes], title=short(m), about=notation(m)
+        WIDTH, height, [svg.definitions([], []), *shapes], title=line, about=notation(m, line)
     )
     return Picture(document, text)
 
@@ -114,21 +117,17 @@ def _drawing(m: AffineMap, held: IntArray, across: Line, down: Line) -> Drawing:
     w, h = across.cells * each, down.cells * each
     rows = _named(_box_rows(m.codomain, down), each, 13)
     left = max((svg.wide(name, 10) for _, name in rows), default=0) + 8
-    shapes = [
-        svg.words(left - 6, 16 + y + 9, name, svg.themed("dim"), size=10, anchor="end") for y, name in rows
-    ]
+    shapes = [svg.dim(left - 6, 16 + y + 9, name, size=10, anchor="end") for y, name in rows]
     columns = _box_rows(m.domain, across)
     room = (
         min((b - a for (a, _), (b, _) in itertools.pairwise([*columns, (across.cells, "")])), default=0)
         * each
     )
     if all(svg.wide(name, 10) < room for _, name in columns):
-        shapes += [
-            svg.words(left + x * each + 2, 10, name, svg.themed("dim"), size=10) for x, name in columns
-        ]
+        shapes += [svg.dim(left + x * each + 2, 10, name, size=10) for x, name in columns]
     else:
         ends = f"{columns[0][1]} .. {columns[-1][1]}"
-        shapes.append(svg.words(left, 10, ends, svg.themed("dim"), size=10))
+        shapes.append(svg.dim(left, 10, ends, size=10))
     inner = [svg.rect(0, 0, w, h, svg.themed("void"))]
     for y, row in enumerate(held.tolist()):
         x = 0

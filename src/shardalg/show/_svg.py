@@ -72,9 +72,14 @@ def words(
 ) -> str:  # fmt: skip
     """One line of text with its baseline at ``y``."""
     style = f'font-size="{number(size)}"' + (' font-weight="600"' if bold else "")
-    style += f' font-family="{MONO}"' if mono else ""
+    style += f' font-family="{MONO}" xml:space="preserve"' if mono else ""
     style += "" if anchor == "start" else f' text-anchor="{anchor}"'
     return f'<text x="{number(x)}" y="{number(y)}" {style} {look or themed("ink")}>{escape(text)}</text>'
+
+
+def dim(x: float, y: float, text: str, *, size: float = 11, anchor: str = "start") -> str:
+    """One line of quiet text."""
+    return words(x, y, text, themed("dim"), size=size, anchor=anchor)
 
 
 def wide(text: str, size: float = 11, *, mono: bool = False) -> float:
