@@ -1,72 +1,155 @@
-"""Moving blocks between shards and messages."""
+"""Moving blocks between shards and messages, at memory speed.
+
+Moves are *compiled* once into copies: a few strided ones, or, where many are small, one indexed
+copy of rows. They are *attached* to tensors by making the views; views are kept while the same
+memory comes again, so that a replay makes none. CPU views are kept over memory that they do not
+own: nothing of the caller's stays alive, and an address that no longer fits is never used.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, TypeAlias
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 
-from ..ops._blocks import block, write
-from ..plans import Program
+from ..maps import Box
+from ..maps._space import IntArray, Shape
+from ..plans import Entry, Program
 from ..plans._dtypes import itemsize
-from ..plans._program import wire_dtype
-from ._script import Local, Move
+from ..plans._program import starts_of, wire_dtype
+from ._script import Locals, Moves
 
-Tensors: TypeAlias = Mapping[tuple[int, Any], torch.Tensor]  # flat shards by (entry, box)
+Key: TypeAlias = tuple[str, int, Box]  # "source" or "target", entry, box
+Place: TypeAlias = "Key | int"  # a shard, or the buffer (of a peer, by position)
+Tensors: TypeAlias = Mapping[Any, torch.Tensor]
 
-
-def fill(program: Program, sources: Tensors, m: Move, buffer: torch.Tensor, start: int) -> None:
-    """Source block -> message."""
-    dtypes = _dtypes(program, m.entry)
-    wire = wire_dtype(program.plan.entries[m.entry], dtypes)
-    values = block(_raw(sources[m.entry, m.box], dtypes[0] == wire), m.shape, m.strides, m.offset)
-    if dtypes[0] != wire:
-        values = values.to(getattr(torch, wire))
-    count = values.numel()
-    size = count * itemsize(wire)
-    room = buffer[start + m.at : start + m.at + size]
-    if (start + m.at) % itemsize(wire):  # a message of odd length came before
-        room.copy_(values.contiguous().reshape(-1).view(torch.uint8))
-    else:
-        room.view(values.dtype).view(m.shape).copy_(values)
+MANY = 8  # copies of one shard and message from which rows may pay
+SMALL = 2048  # bytes per copy below which rows pay
+ROWS = 1 << 20  # rows of one indexed copy at most: their indices take 8 bytes each
+RAW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 
 
-def drain(
-    program: Program,
-    targets: Tensors,
-    moves: tuple[tuple[int, Move], ...],
-    buffer: torch.Tensor,
-    starts: dict[int, int],
-) -> None:
-    """Messages -> target blocks."""
-    for peer, m in moves:
-        dtypes = _dtypes(program, m.entry)
-        wire = wire_dtype(program.plan.entries[m.entry], dtypes)
-        exact = wire == dtypes[1] and m.scale[0] == m.scale[1]
-        span = 1 + sum(abs(s) * (n - 1) for s, n in zip(m.buffer_strides, m.shape))
-        low = sum(s * (n - 1) for s, n in zip(m.buffer_strides, m.shape) if s < 0)
-        first = starts[peer] + m.at + low * itemsize(wire)
-        data = buffer[first : first + span * itemsize(wire)]
-        if first % itemsize(wire):
-            data = data.clone()
-        typed = data.view(_raw_dtype(wire) if exact else getattr(torch, wire))
-        values = block(typed, m.shape, m.buffer_strides, -low)
-        target = _raw(targets[m.entry, m.box], exact)
-        write(
-            target, m.shape, m.strides, m.offset, values if exact else _converted(values, dtypes[1], m.scale)
+class View(NamedTuple):
+    """A strided block of one place, in elements of ``dtype``; strides may be negative."""
+
+    place: Place
+    dtype: torch.dtype
+    shape: Shape
+    strides: Shape
+    offset: int
+
+
+class Strided(NamedTuple):
+    """One block copied to another, with conversion and exact scale on the way."""
+
+    target: View
+    source: View
+    numerator: int = 1
+    denominator: int = 1
+
+
+class Rows(NamedTuple):
+    """Rows of ``width`` bytes copied by index: target row ``target[k]`` from source row
+    ``source[k]``; None stands for all rows from ``first`` on."""
+
+    target_place: Place
+    source_place: Place
+    width: int
+    target: IntArray | None
+    source: IntArray | None
+    first: int
+    count: int
+
+
+class Steps(NamedTuple):
+    """Compiled moves."""
+
+    strided: tuple[Strided, ...]
+    rows: tuple[Rows, ...]
+
+
+# --- compiling ----------------------------------------------------------------------------
+
+
+def compile_pack(program: Program, m: Moves, *, forward: bool = False) -> Steps:
+    """Shards -> one send buffer."""
+    return _compiled(program, m, "target" if forward else "source", into_buffer=True)
+
+
+def compile_unpack(program: Program, m: Moves) -> Steps:
+    """Messages, one place per peer -> shards."""
+    return _compiled(program, m, "target", into_buffer=False)
+
+
+def compile_local(program: Program, m: Locals) -> Steps:
+    """Shards -> shards."""
+    strided, rows = [], []
+    for its in _groups(np.stack([m.entry, m.source, m.target])):
+        entry = int(m.entry[its[0]])
+        e, dtypes = program.plan.entries[entry], _dtypes(program, entry)
+        places: tuple[Place, Place] = (
+            ("target", entry, e.plan.target.domain.boxes[int(m.target[its[0]])]),
+            ("source", entry, e.plan.source.domain.boxes[int(m.source[its[0]])]),
         )
+        sides = _Sides(
+            *places, m.shape[:, its], m.target_strides[:, its], m.target_offset[its],
+            m.source_strides[:, its], m.source_offset[its], m.numerator[its], m.denominator[its],
+        )  # fmt: skip
+        a, b = _copies(sides, dtypes[1], dtypes[0])
+        strided += a
+        rows += b
+    return Steps(tuple(strided), tuple(rows))
 
 
-def copy_local(program: Program, sources: Tensors, targets: Tensors, moves: tuple[Local, ...]) -> None:
-    for m in moves:
-        dtypes = _dtypes(program, m.entry)
-        exact = dtypes[0] == dtypes[1] and m.scale[0] == m.scale[1]
-        source = _raw(sources[m.entry, m.source], exact)
-        values = block(source, m.shape, m.source_strides, m.source_offset)
-        if not exact:
-            values = _converted(values, dtypes[1], m.scale)
-        write(_raw(targets[m.entry, m.target], exact), m.shape, m.target_strides, m.target_offset, values)
+def _compiled(program: Program, m: Moves, own: str, into_buffer: bool) -> Steps:
+    strided, rows = [], []
+    for its in _groups(np.stack([m.entry, m.box, m.hop, m.peer])):
+        entry, hop = int(m.entry[its[0]]), int(m.hop[its[0]])
+        e, dtypes = program.plan.entries[entry], _dtypes(program, entry)
+        wire = wire_dtype(e, dtypes, hop)
+        dtype = dtypes[0] if own == "source" else dtypes[1]
+        shard: Place = (own, entry, _box(e, own, int(m.box[its[0]])))
+        buffer: Place = 0 if into_buffer else int(m.peer[its[0]])
+        a, b = _between(m.take(its), shard, dtype, buffer, wire, into_buffer)
+        strided += a
+        rows += b
+    return Steps(tuple(strided), tuple(rows))
+
+
+def _box(e: Entry, own: str, k: int) -> Box:
+    return (e.plan.source if own == "source" else e.plan.target).domain.boxes[k]
+
+
+def _between(
+    m: Moves, shard: Place, dtype: str, buffer: Place, wire: str, into_buffer: bool
+) -> tuple[list[Strided], list[Rows]]:
+    """Copies between a shard and a buffer whose blocks start at any byte."""
+    size = itemsize(wire)
+    odd = bool((m.at % size).any())
+    mine, there = (m.strides, m.offset), (m.buffer_strides, m.at // size)
+    shape = m.shape
+    if odd and dtype != wire:
+        raise AssertionError("a converted block does not start at a multiple of its element")
+    if odd:
+        shape, mine, there = _as_bytes(m, size)
+        dtype = wire = "uint8"
+    places = (buffer, shard) if into_buffer else (shard, buffer)
+    to, of = (there, mine) if into_buffer else (mine, there)
+    sides = _Sides(*places, shape, *to, *of, m.numerator, m.denominator)
+    return _copies(sides, *((wire, dtype) if into_buffer else (dtype, wire)))
+
+
+_Side = tuple[IntArray, IntArray]  # strides, offset
+
+
+def _as_bytes(m: Moves, size: int) -> tuple[IntArray, _Side, _Side]:
+    """The same moves in bytes: a message of odd length came before."""
+    last, one = np.full((1, len(m.at)), size), np.ones((1, len(m.at)), np.int64)
+    mine = (np.concatenate([m.strides * size, one]), m.offset * size)
+    return np.concatenate([m.shape, last]), mine, (np.concatenate([m.buffer_strides * size, one]), m.at)
 
 
 def _dtypes(program: Program, entry: int) -> tuple[str, str]:
@@ -74,26 +157,283 @@ def _dtypes(program: Program, entry: int) -> tuple[str, str]:
     return program.dtypes[entry]
 
 
-def _converted(values: torch.Tensor, dtype: str, scale: tuple[int, int]) -> torch.Tensor:
-    """``values * numerator / denominator`` in the promoted type, one rounding each, then cast."""
-    target = getattr(torch, dtype)
-    if scale[0] == scale[1]:
-        return values.to(target)
+def _groups(keys: IntArray) -> list[IntArray]:
+    """Positions of equal columns."""
+    if not keys.shape[1]:
+        return []
+    order = np.lexsort(keys[::-1])
+    return np.split(order, np.flatnonzero(starts_of(keys[:, order]))[1:])
+
+
+class _Sides(NamedTuple):
+    """Moves from one place to another, in elements."""
+
+    target_place: Place
+    source_place: Place
+    shape: IntArray
+    target: IntArray
+    target_offset: IntArray
+    source: IntArray
+    source_offset: IntArray
+    numerator: IntArray
+    denominator: IntArray
+
+
+def _copies(x: _Sides, to: str, of: str) -> tuple[list[Strided], list[Rows]]:
+    """Moves between two places as rows where that pays, else one strided copy each."""
+    size = itemsize(of)
+    exact = to == of and bool((x.numerator == x.denominator).all())
+    if exact and x.shape.shape[1] >= MANY:
+        found = _as_rows(x, size)
+        if found is not None:
+            return [], [found]
+    raw = RAW[size] if exact else None
+    dtypes = [raw if raw is not None else getattr(torch, name) for name in (to, of)]
+    return [_strided(x, k, *dtypes) for k in range(x.shape.shape[1])], []
+
+
+def _strided(x: _Sides, k: int, to: torch.dtype, of: torch.dtype) -> Strided:
+    live = x.shape[:, k] > 1
+    shape = tuple(x.shape[live, k].tolist())
+    target = View(x.target_place, to, shape, tuple(x.target[live, k].tolist()), int(x.target_offset[k]))
+    source = View(x.source_place, of, shape, tuple(x.source[live, k].tolist()), int(x.source_offset[k]))
+    return Strided(target, source, int(x.numerator[k]), int(x.denominator[k]))
+
+
+def _as_rows(x: _Sides, size: int) -> Rows | None:
+    """All moves as one indexed copy of rows, or None where the moves are large or rows too many."""
+    shape = x.shape
+    elements = int(np.prod(shape, axis=0, dtype=np.int64).sum())
+    if elements * size >= SMALL * shape.shape[1]:
+        return None
+    run = (x.target == 1) & (x.source == 1) & (shape > 1)
+    width = _granule(x, run)
+    if elements // width > ROWS:
+        return None
+    rows = np.where(run, shape // width, shape)
+    target = _addresses(rows, np.where(run, width, x.target), x.target_offset) // width
+    source = _addresses(rows, np.where(run, width, x.source), x.source_offset) // width
+    order = np.argsort(target, kind="stable")
+    if not isinstance(x.source_place, tuple):
+        order = np.argsort(source, kind="stable")
+    target, source = target[order], source[order]
+    count = len(target)
+    if not isinstance(x.target_place, tuple) and _counts_up(target):
+        return Rows(x.target_place, x.source_place, width * size, None, source, int(target[0]), count)
+    if not isinstance(x.source_place, tuple) and _counts_up(source):
+        return Rows(x.target_place, x.source_place, width * size, target, None, int(source[0]), count)
+    return Rows(x.target_place, x.source_place, width * size, target, source, 0, count)
+
+
+def _counts_up(index: IntArray) -> bool:
+    return bool((np.diff(index) == 1).all())
+
+
+def _granule(x: _Sides, run: Any) -> int:
+    """The most elements that every run, offset and stride is a multiple of."""
+    live = (x.shape > 1) & ~run
+    lengths = np.where(run.any(axis=0), np.where(run, x.shape, 1).max(axis=0, initial=1), 1)
+    parts = [lengths, x.target_offset, x.source_offset, x.target[live], x.source[live]]
+    return int(np.gcd.reduce(np.concatenate(parts)))
+
+
+def _addresses(shape: IntArray, strides: IntArray, offset: IntArray) -> IntArray:
+    """The addresses of all points of all blocks, block by block in row-major order."""
+    count = np.prod(shape, axis=0, dtype=np.int64)
+    block = np.repeat(np.arange(len(count)), count)
+    left = np.arange(len(block)) - np.repeat(np.cumsum(count) - count, count)
+    found = offset[block]
+    for k in range(len(shape) - 1, -1, -1):
+        left, digit = np.divmod(left, shape[k][block])
+        found = found + digit * strides[k][block]
+    return found
+
+
+# --- attaching ----------------------------------------------------------------------------
+
+Act: TypeAlias = Callable[[], Any]
+
+
+class Attached(NamedTuple):
+    """Steps with their views: plain copies in one call, and what needs more."""
+
+    targets: list[torch.Tensor]
+    sources: list[torch.Tensor]
+    acts: list[Act]
+
+    def go(self) -> None:
+        if self.targets:
+            torch._foreach_copy_(self.targets, self.sources)
+        for act in self.acts:
+            act()
+
+
+def attach(steps: Steps, places: Mapping[Place, torch.Tensor]) -> Attached:
+    """The views of all copies; ``places`` are flat tensors."""
+    done = Attached([], [], [])
+    typed: dict[tuple[Place, torch.dtype], torch.Tensor] = {}
+    for s in steps.strided:
+        target, source = (_typed(places, typed, v) for v in (s.target, s.source))
+        if min(s.target.strides, default=0) < 0:  # torch refuses negative strides: turn the source round
+            s = _turned(s)
+        if s.numerator == s.denominator and min(s.source.strides, default=0) >= 0:
+            done.targets.append(target.as_strided(*_geometry(target, s.target)))
+            done.sources.append(source.as_strided(*_geometry(source, s.source)))
+        else:
+            done.acts.append(_converting(s, target, source))
+    done.acts.extend(_indexed(r, places[r.target_place], places[r.source_place]) for r in steps.rows)
+    return done
+
+
+def _typed(
+    places: Mapping[Place, torch.Tensor], typed: dict[tuple[Place, torch.dtype], torch.Tensor], v: View
+) -> torch.Tensor:
+    found = typed.get((v.place, v.dtype))
+    if found is None:
+        found = typed[v.place, v.dtype] = as_dtype(places[v.place], v.dtype)
+    return found
+
+
+def as_dtype(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Flat memory seen as another dtype; a tail shorter than an element is left out."""
+    if x.dtype == dtype:
+        return x
+    size = torch.empty(0, dtype=dtype).element_size()
+    raw = x.view(torch.uint8) if x.element_size() != 1 or x.dtype != torch.uint8 else x
+    return raw[: raw.numel() // size * size].view(dtype)
+
+
+def _geometry(x: torch.Tensor, v: View) -> tuple[Shape, Shape, int]:
+    return v.shape, v.strides, x.storage_offset() + v.offset
+
+
+def _turned(s: Strided) -> Strided:
+    """The same copy with every axis of negative target stride run the other way."""
+    flip = [stride < 0 for stride in s.target.strides]
+    return s._replace(target=_flipped(s.target, flip), source=_flipped(s.source, flip))
+
+
+def _flipped(v: View, flip: Sequence[bool]) -> View:
+    offset = v.offset + sum(s * (n - 1) for s, n, f in zip(v.strides, v.shape, flip) if f)
+    return v._replace(offset=offset, strides=tuple(-s if f else s for s, f in zip(v.strides, flip)))
+
+
+def _converting(s: Strided, target: torch.Tensor, source: torch.Tensor) -> Act:
+    """A copy with a scale, or from a block that runs backwards."""
+    back = [k for k, stride in enumerate(s.source.strides) if stride < 0]
+    forward = _flipped(s.source, [stride < 0 for stride in s.source.strides])
+    to = target.as_strided(*_geometry(target, s.target))
+    of = source.as_strided(*_geometry(source, forward))
+    return lambda: to.copy_(scaled(of.flip(back) if back else of, to.dtype, s.numerator, s.denominator))
+
+
+def scaled(values: torch.Tensor, target: torch.dtype, numerator: int, denominator: int) -> torch.Tensor:
+    """``values * numerator / denominator`` in the promoted type, one rounding each."""
+    if numerator == denominator:
+        return values
     values = values.to(torch.promote_types(values.dtype, target))
-    if scale[0] != 1:
-        values = values * scale[0]
-    if scale[1] != 1:
-        values = values / scale[1]
-    return values.to(target)
+    if numerator != 1:
+        values = values * numerator
+    return values / denominator if denominator != 1 else values
 
 
-RAW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
+def _indexed(r: Rows, target: torch.Tensor, source: torch.Tensor) -> Act:
+    if target.device.type != "cpu":
+        return _indexed_on_device(r, target, source)
+    if r.width in (1, 2, 4, 8):
+        return _indexed_elements(r, target, source)
+    kind = np.dtype(f"V{r.width}")
+    to, of = (_bytes(x)[: x.nbytes // r.width * r.width].view(kind) for x in (target, source))
+    part = slice(r.first, r.first + r.count)
+    if r.target is None:
+        return lambda: np.take(of, r.source, out=to[part], mode="clip")
+    if r.source is None:
+        return lambda: _put(to, r.target, of[part])
+    between = np.empty(r.count, kind)
+    return lambda: _put(to, r.target, np.take(of, r.source, out=between, mode="clip"))
 
 
-def _raw_dtype(name: str) -> torch.dtype:
-    """The integer type of the same size: moving it moves the bytes as they are."""
-    return RAW[itemsize(name)]
+def _put(to: Any, index: Any, values: Any) -> None:
+    to[index] = values
 
 
-def _raw(x: torch.Tensor, exact: bool) -> torch.Tensor:
-    return x.view(RAW[x.element_size()]) if exact else x
+def _bytes(x: torch.Tensor) -> Any:
+    return as_dtype(x, torch.uint8).numpy()
+
+
+def _indexed_elements(r: Rows, target: torch.Tensor, source: torch.Tensor) -> Act:
+    to, of = (as_dtype(x, RAW[r.width]) for x in (target, source))
+    at, index = (None if i is None else torch.from_numpy(i).to(to.device) for i in (r.target, r.source))
+    if at is None:
+        part = to[r.first : r.first + r.count]
+        return lambda: torch.index_select(of, 0, index, out=part)
+    if index is None:
+        part = of[r.first : r.first + r.count]
+        return lambda: to.scatter_(0, at, part)
+    between = torch.empty(r.count, dtype=to.dtype, device=to.device)
+    return lambda: to.scatter_(0, at, torch.index_select(of, 0, index, out=between))
+
+
+def _indexed_on_device(r: Rows, target: torch.Tensor, source: torch.Tensor) -> Act:
+    to, of = (_rows(x, r.width) for x in (target, source))
+    at, index = (None if i is None else torch.from_numpy(i).to(to.device) for i in (r.target, r.source))
+    part = slice(r.first, r.first + r.count)
+    if at is None:
+        return lambda: torch.index_select(of, 0, index, out=to[part])
+    if index is None:
+        return lambda: to.index_copy_(0, at, of[part])
+    return lambda: to.index_copy_(0, at, of.index_select(0, index))
+
+
+def _rows(x: torch.Tensor, width: int) -> torch.Tensor:
+    flat = as_dtype(x, torch.uint8)
+    return flat[: flat.numel() // width * width].view(-1, width)
+
+
+# --- keeping ------------------------------------------------------------------------------
+
+
+class Kept:
+    """Attached steps, kept while the same memory comes again."""
+
+    __slots__ = ("attached", "seen", "steps", "where")
+
+    def __init__(self, steps: Steps) -> None:
+        self.steps = steps
+        self.where = tuple(_places(steps))
+        self.seen: tuple[tuple[int, int], ...] = ()
+        self.attached: Attached | None = None
+
+    def go(self, places: Mapping[Place, torch.Tensor]) -> None:
+        """Do the copies."""
+        if not self.where:
+            return
+        seen = tuple([_memory(places[p]) for p in self.where])
+        if self.attached is None or seen != self.seen:
+            mine = {p: places[p] for p in self.where}
+            if any(x.device.type != "cpu" for x in mine.values()):
+                attach(self.steps, mine).go()
+                return
+            self.attached = attach(self.steps, {p: unowned(x) for p, x in mine.items()})
+            self.seen = seen
+        self.attached.go()
+
+
+def _memory(x: torch.Tensor) -> tuple[int, int]:
+    return x.data_ptr(), x.numel()
+
+
+def _places(steps: Steps) -> list[Place]:
+    found: dict[Place, None] = {}
+    for s in steps.strided:
+        found |= {s.target.place: None, s.source.place: None}
+    for r in steps.rows:
+        found |= {r.target_place: None, r.source_place: None}
+    return list(found)
+
+
+def unowned(x: torch.Tensor) -> torch.Tensor:
+    """The memory of a flat CPU tensor as bytes, without keeping it alive."""
+    size = x.numel() * x.element_size()
+    memory = (ctypes.c_uint8 * size).from_address(x.data_ptr())
+    return torch.frombuffer(memory, dtype=torch.uint8)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 Tensor = Any
+Buffers: TypeAlias = Callable[[int, str, int], Any]  # (rank, use, bytes) -> a pooled uint8 tensor
 
 
 class Exchange(NamedTuple):
@@ -15,6 +16,14 @@ class Exchange(NamedTuple):
     send: Tensor
     send_bytes: list[int]
     receive: Tensor
+    receive_bytes: list[int]
+
+
+class Outgoing(NamedTuple):
+    """One rank's messages of one turn, packed one after the other, and what it expects."""
+
+    send: Tensor
+    send_bytes: list[int]
     receive_bytes: list[int]
 
 
@@ -46,4 +55,28 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Release what the transport made itself."""
+        ...
+
+
+class Strategy(Protocol):
+    """How the messages of one turn travel."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def turn_bytes(self) -> int | None:
+        """The most that a rank's buffers should hold in one turn, where smaller turns are faster."""
+        ...
+
+    def outbox(self, rank: int, size: int, buffers: Buffers) -> Tensor:
+        """Memory to pack a rank's messages of the next turn into."""
+        ...
+
+    def swap(self, parts: Mapping[int, Outgoing], buffers: Buffers) -> dict[int, Sequence[Tensor]]:
+        """The message of each peer to each held rank, valid until ``release``."""
+        ...
+
+    def release(self) -> None:
+        """What ``swap`` returned has been read."""
         ...

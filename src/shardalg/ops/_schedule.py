@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,10 +10,11 @@ from .._errors import InvalidMapError, LimitError, UnsupportedError
 from ..maps._space import IntArray, as_int
 from ..plans import Program, TransferPlan, TreePlan
 from ..plans._plan import as_tree
-from ..plans._program import PARCEL_HEAD, Dtypes, Parcels, as_dtypes, wire_sizes
-from ..plans._stats import box_ranks, wire_table
+from ..plans._program import Dtypes, Parcels, as_dtypes, bytes_of, counted_words, starts_of, wire_sizes
+from ._wire import cut, tree_wire
 
 MESSAGE_BYTES = (1 << 31) - (1 << 20)  # stays below the int32 counts of every transport
+SHARE = 8  # a block takes at most this part of the bound, so that a round fits several
 
 
 def schedule(
@@ -22,23 +22,29 @@ def schedule(
 ) -> Program:
     """The plan as rounds of messages, from global metadata alone.
 
-    In every round the send and receive buffers of a rank together stay within ``max_bytes``:
-    big blocks are cut across rounds, small ones share a message; without a bound everything
-    that fits a message goes in one round. ``dtypes`` is one dtype name, a (source, target) pair, or a
-    mapping by target name; where they differ the smaller travels. Without dtypes the counts assume
-    8 bytes per element and the first run schedules again with the real ones. Local copies
-    are never on the wire.
+    In every round the send and receive buffers of a rank together stay within ``max_bytes``
+    (with the words that open a run, where those take at most half of it): big blocks are cut across rounds, small
+    ones share a message; without a bound everything that fits a message goes in one round.
+    ``dtypes`` is one dtype name, a (source, target) pair, or a mapping by target name; where they
+    differ the smaller travels. Without dtypes the counts assume 8 bytes per element and the first
+    run schedules again with the real ones. Local copies are never on the wire.
+
+    ``relay=True`` lets receivers forward: a holder sends each element once, to one of the ranks
+    that want it, which sends it on to the others in a later round. Scaled copies go directly.
 
     Raises ``LimitError`` if one element does not fit ``max_bytes``.
 
-    >>> from shardalg import layout, plan, Split
+    >>> from shardalg import layout, plan, Replicate, Split
     >>> p = plan(layout((8, 8), Split(0), ranks=2), layout((8, 8), Split(1), ranks=2))
     >>> program = schedule(p, max_bytes=64, dtypes="float32")
     >>> len(program.rounds), program.wire_bytes, program.peak_staging
     (2, 128, 64)
+    >>> p = plan(layout((8,), Replicate(), ranks=1), layout((8,), Replicate(), ranks=[1, 2]))
+    >>> print(schedule(p, dtypes="uint8", relay=True))
+    <Program of 2 rounds, 16 bytes on the wire, relay>
+    round 0: 0->1 8 B
+    round 1: 1->2 8 B
     """
-    if relay:
-        raise UnsupportedError("schedule(relay=True): forwarding by receivers is not built yet")
     tree = as_tree(plan)
     if not all(e.plan.same_ranks for e in tree.entries):
         raise UnsupportedError(
@@ -46,140 +52,155 @@ def schedule(
         )
     if max_bytes is not None and as_int(max_bytes, "max_bytes") < 1:
         raise InvalidMapError(f"max_bytes must be at least 1, got {max_bytes}")
-    if max_bytes is not None and any(e.plan.rank is not None for e in tree.entries):
+    if (max_bytes is not None or relay) and any(e.plan.rank is not None for e in tree.entries):
         raise UnsupportedError(
-            "rounds need the whole plan: plan without rank=, or schedule without max_bytes"
+            "rounds need the whole plan: plan without rank=, or schedule without max_bytes and relay"
         )
     pairs = as_dtypes(tree, dtypes)
-    return Program(tree, pairs, max_bytes, parcels(tree, pairs, max_bytes), isinstance(plan, TransferPlan))
+    found = parcels(tree, pairs, max_bytes, relay)
+    return Program(tree, pairs, max_bytes, found, isinstance(plan, TransferPlan), relay)
 
 
-def parcels(tree: TreePlan, dtypes: Dtypes | None, max_bytes: int | None) -> Parcels:
+def with_dtypes(program: Program, dtypes: Any) -> Program:
+    """The same program once the dtypes are known."""
+    pairs = as_dtypes(program.plan, dtypes)
+    found = parcels(program.plan, pairs, program.max_bytes, program.relay)
+    return Program(program.plan, pairs, program.max_bytes, found, program.single, program.relay)
+
+
+def parcels(tree: TreePlan, dtypes: Dtypes | None, max_bytes: int | None, relay: bool = False) -> Parcels:
     """The blocks that cross ranks, cut to fit, with the round each travels in."""
     sizes = wire_sizes(tree, dtypes)
-    widest = max(sizes, default=1)
+    widest = int(sizes.max(initial=1))
     if max_bytes is not None and widest > max_bytes:
         raise LimitError(f"one element of {widest} bytes does not fit max_bytes={max_bytes}")
-    most = MESSAGE_BYTES // 2 if max_bytes is None else min(max(max_bytes // 4, widest), MESSAGE_BYTES // 2)
-    blocks = [_entry_blocks(tree, k, most // size) for k, size in enumerate(sizes)]
-    axes = max((b.axes for b in blocks), default=0)
-    rows = (
-        np.concatenate([_widened(b, axes) for b in blocks], axis=1)
-        if blocks
-        else np.zeros((PARCEL_HEAD, 0), int)
-    )
-    wire = np.array(sizes, np.int64)
-    rows = rows[:, _wire_order(rows, wire)]
-    found = Parcels(rows)
-    rounds = _rounds(found, found.elements * wire[rows[3]], max_bytes)
-    placed = np.concatenate([rounds[None], rows[1:]])
-    return Parcels(placed[:, np.lexsort((np.arange(len(rounds)), rows[2], rows[1], rounds))])
+    room = MESSAGE_BYTES
+    if max_bytes is not None:
+        room = min(max_bytes - counted_words(max_bytes, tree), MESSAGE_BYTES)
+    chunk = max(room // SHARE, widest)
+    rows, feed = tree_wire(tree, chunk // sizes.max(axis=0, initial=1), relay)
+    order = np.lexsort((rows[5], rows[4], rows[3], -sizes[rows[6], rows[3]], rows[2], rows[1], rows[6]))
+    rows, feed = rows[:, order], feed[order]
+    blocks = Stream(rows[1], rows[2], bytes_of(Parcels(rows), sizes))
+    used = Rounds(None if max_bytes is None else room)
+    first = feed < 0
+    rounds = np.zeros(len(order), np.int64)
+    rounds[first] = used.place(blocks.take(first), chunk)
+    if not first.all():
+        brought = np.empty(len(order), np.int64)
+        brought[order] = rounds
+        rounds[~first] = used.place(blocks.take(~first), chunk, brought[feed[~first]] + 1)
+    return _ordered(np.concatenate([rounds[None], rows[1:]]), sizes)
 
 
-def _wire_order(rows: IntArray, wire: IntArray) -> IntArray:
-    """Big elements before small ones, so that every block in a message is aligned."""
-    return np.lexsort((rows[5], rows[4], rows[3], -wire[rows[3]], rows[2], rows[1]))
+def slabs(program: Program, bound: int) -> Parcels:
+    """The parcels with rounds of more than ``bound`` bytes of staging cut into turns that stay
+    below it; rounds are now turns, in the order of the rounds they come from."""
+    rows, sizes = program.parcels.rows, program.wire_sizes
+    if max((max(r.staging.values(), default=0) for r in program.rounds), default=0) <= bound:
+        return program.parcels
+    widest = int(sizes.max(initial=1))
+    chunk = max(bound // SHARE, widest)
+    done, count = [rows[:, :0]], 0
+    for k, its in enumerate(program.rounds):
+        mine = rows[:, slice(*np.searchsorted(rows[0], [k, k + 1]))]
+        if max(its.staging.values()) > bound:
+            mine = cut(mine, chunk // widest)
+            turns = Rounds(bound).place(Stream(mine[1], mine[2], bytes_of(Parcels(mine), sizes)), chunk)
+        else:
+            turns = np.zeros(mine.shape[1], np.int64)
+        done.append(np.concatenate([turns[None] + count, mine[1:]]))
+        count += int(turns.max()) + 1
+    return _ordered(np.concatenate(done, axis=1), sizes)
 
 
-def _widened(p: Parcels, axes: int) -> IntArray:
-    extra = axes - p.axes
-    shape = np.pad(p.shape, ((0, extra), (0, 0)), constant_values=1)
-    return np.concatenate([p.rows[:PARCEL_HEAD], shape, np.pad(p.strides, ((0, extra), (0, 0)))])
+def _ordered(rows: IntArray, sizes: IntArray) -> Parcels:
+    """By round, source and target; big elements before small ones, so that every block in a
+    message is aligned."""
+    return Parcels(rows[:, np.lexsort((-sizes[rows[6], rows[3]], rows[2], rows[1], rows[0]))])
 
 
-def _entry_blocks(tree: TreePlan, k: int, most: int) -> Parcels:
-    """The off-rank blocks of one entry, none with more than ``most`` elements."""
-    plan = tree.entries[k].plan
-    table = wire_table(plan)
-    c = table.columns
-    source, target = box_ranks(plan, "source")[c.cod_box], box_ranks(plan, "target")[c.dom_box]
-    away = np.flatnonzero(source != target)
-    head = np.stack([np.zeros(len(away), np.int64), source[away], target[away], np.full(len(away), k),
-                     c.cod_box[away], c.cod_offset[away]])  # fmt: skip
-    shape, strides = c.shape[:, away], c.cod_strides[:, away]
-    return _cut(Parcels(np.concatenate([head, shape, strides])), most)
+class Stream(NamedTuple):
+    """Blocks in wire order, those of one source and target side by side."""
+
+    source: IntArray
+    target: IntArray
+    size: IntArray
+
+    def take(self, picked: Any) -> Stream:
+        return Stream(*(x[picked] for x in self))
 
 
-def _cut(p: Parcels, most: int) -> Parcels:
-    """Blocks of more than ``most`` elements in slabs along their outer axes."""
-    if not (p.elements > most).any():
-        return p
-    cut: list[list[int]] = []
-    for column in p.rows.T.tolist():
-        head, shape = column[:PARCEL_HEAD], column[PARCEL_HEAD : PARCEL_HEAD + p.axes]
-        cut += _slabs(head, shape, column[PARCEL_HEAD + p.axes :], most)
-    return Parcels(np.array(cut, np.int64).reshape(len(cut), len(p.rows)).T)
+class Rounds:
+    """Rounds being filled. ``bound`` is for the bytes a rank sends and receives in one; without
+    it rounds only keep messages below their limit."""
 
+    def __init__(self, bound: int | None) -> None:
+        self.bound = bound
+        self.used: dict[int, list[int]] = {}
+        self.count = 0
 
-def _slabs(head: list[int], shape: list[int], strides: list[int], most: int) -> list[list[int]]:
-    inner = int(np.prod(np.array(shape, dtype=object)))
-    if inner <= most:
-        return [[*head, *shape, *strides]]
-    axis = next(k for k, n in enumerate(shape) if n > 1)
-    inner //= shape[axis]
-    step = max(1, most // inner)
-    slabs: list[list[int]] = []
-    for start in range(0, shape[axis], step):
-        extent = min(step, shape[axis] - start)
-        moved = [*head[:-1], head[-1] + start * strides[axis]]
-        slabs += _slabs(moved, [*shape[:axis], extent, *shape[axis + 1 :]], strides, most)
-    return slabs
+    def place(self, blocks: Stream, chunk: int, after: IntArray | None = None) -> IntArray:
+        """The round of each block, none before ``after``: the earliest with room at both ends.
 
+        Blocks of one pair of ranks are fused up to ``chunk`` bytes. Pairs are taken by shift, target
+        minus source, so that early rounds pair all ranks.
+        """
+        if not len(blocks.size):
+            return np.zeros(0, np.int64)
+        fresh, turn = _fused(blocks, MESSAGE_BYTES - chunk if self.bound is None else chunk, self.bound)
+        first = np.flatnonzero(fresh)
+        if self.bound is None:
+            rounds = turn[first] + self.count
+        else:
+            source, target, size = (
+                blocks.source[first],
+                blocks.target[first],
+                np.add.reduceat(blocks.size, first),
+            )
+            least = np.zeros(len(first), np.int64) if after is None else np.maximum.reduceat(after, first)
+            shift = (target - source) % (int(max(source.max(), target.max())) + 1)
+            order = np.lexsort((source, shift, turn[first], least))
+            rounds = np.empty(len(first), np.int64)
+            rounds[order] = self._earliest(*(x[order].tolist() for x in (source, target, size, least)))
+        self.count = max(self.count, int(rounds.max()) + 1)
+        found: IntArray = rounds[np.cumsum(fresh) - 1]
+        return found
 
-def _rounds(p: Parcels, sizes: IntArray, max_bytes: int | None) -> IntArray:
-    """The round of each parcel: the earliest with room at both ends and in the message.
-
-    Parcels are taken by shift, target minus source, so that early rounds pair all ranks.
-    """
-    source, target = p.rows[1], p.rows[2]
-    rounds = np.zeros(len(p), np.int64)
-    if max_bytes is None and int(sizes.sum()) <= MESSAGE_BYTES:
+    def _earliest(
+        self, sources: list[int], targets: list[int], sizes: list[int], least: list[int]
+    ) -> list[int]:
+        assert self.bound is not None
+        bound, used, small = self.bound, self.used, min(sizes)
+        for rank in {*sources, *targets}:
+            used.setdefault(rank, [0])
+        start = dict.fromkeys(used, 0)  # rounds before this one are full
+        rounds = []
+        for s, t, size, r in zip(sources, targets, sizes, least):
+            a, b = used[s], used[t]
+            r = max(r, start[s], start[t])
+            while (r < len(a) and a[r] + size > bound) or (r < len(b) and b[r] + size > bound):
+                r += 1
+            for rank, its in ((s, a), (t, b)):
+                if r >= len(its):
+                    its.extend([0] * (r + 1 - len(its)))
+                its[r] += size
+                if its[r] + small > bound and start[rank] == r:
+                    start[rank] = r + 1
+            rounds.append(r)
         return rounds
-    count = int(max(source.max(initial=0), target.max(initial=0))) + 1
-    order = np.lexsort((np.arange(len(p)), source, (target - source) % count))
-    turn = _turns(source[order], target[order])
-    order = order[np.lexsort((np.arange(len(order)), turn))]
-    room = _Room(max_bytes)
-    for k in order.tolist():
-        rounds[k] = room.place(int(source[k]), int(target[k]), int(sizes[k]))
-    return rounds
 
 
-def _turns(source: IntArray, target: IntArray) -> IntArray:
-    """How many earlier parcels have the same source and target."""
-    seen: defaultdict[tuple[int, int], int] = defaultdict(int)
-    turns = []
-    for pair in zip(source.tolist(), target.tolist()):
-        turns.append(seen[pair])
-        seen[pair] += 1
-    return np.array(turns, np.int64)
-
-
-class _Room:
-    """Bytes left per rank and per message in each round."""
-
-    def __init__(self, max_bytes: int | None) -> None:
-        self.max_bytes = max_bytes
-        self.ranks: list[defaultdict[int, int]] = []
-        self.messages: list[defaultdict[tuple[int, int], int]] = []
-        self.first: defaultdict[int, int] = defaultdict(int)  # no room before this round
-
-    def place(self, source: int, target: int, size: int) -> int:
-        r = max(self.first[source], self.first[target])
-        while not self._fits(r, source, target, size):
-            r += 1
-        for rank in (source, target):
-            self.ranks[r][rank] += size
-            if self.max_bytes is not None and self.ranks[r][rank] >= self.max_bytes and self.first[rank] == r:
-                self.first[rank] = r + 1
-        self.messages[r][source, target] += size
-        return r
-
-    def _fits(self, r: int, source: int, target: int, size: int) -> bool:
-        while len(self.ranks) <= r:
-            self.ranks.append(defaultdict(int))
-            self.messages.append(defaultdict(int))
-        if self.messages[r][source, target] + size > MESSAGE_BYTES:
-            return False
-        bound = self.max_bytes
-        return bound is None or all(self.ranks[r][rank] + size <= bound for rank in (source, target))
+def _fused(blocks: Stream, chunk: int, bound: int | None) -> tuple[Any, IntArray]:
+    """Which blocks begin a new unit of about ``chunk`` bytes, and each block's turn: how many
+    units its pair of ranks has before."""
+    pair = starts_of(np.stack([blocks.source, blocks.target]))
+    fresh = pair.copy()
+    if bound is not None and 2 * chunk > bound:  # two blocks might not fit: every block alone
+        fresh[:] = True
+    else:
+        before = np.cumsum(blocks.size) - blocks.size
+        unit = (before - before[np.flatnonzero(pair)][np.cumsum(pair) - 1]) // chunk
+        fresh[1:] |= unit[1:] != unit[:-1]
+    number = np.cumsum(fresh) - 1
+    return fresh, number - number[np.flatnonzero(pair)][np.cumsum(pair) - 1]

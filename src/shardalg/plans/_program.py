@@ -12,15 +12,20 @@ from ..maps._space import IntArray
 from ._dtypes import dtype_name, itemsize
 from ._plan import Entry, TreePlan
 
-PARCEL_HEAD = 6  # round, source rank, target rank, entry, source box, offset
+PARCEL_HEAD = 7  # round, source rank, target rank, entry, source box, offset, hop
 ASSUMED_ITEMSIZE = 8  # bytes per element where dtypes are not known yet
+WORD_BYTES = 64  # what a rank tells each other one when a run opens
 
 Dtypes: TypeAlias = tuple[tuple[str, str], ...]  # per entry: (source dtype, target dtype)
 
 
 class Parcels:
-    """Blocks that travel, as int64 columns: ``[6 + 2 * axes, n]`` with the extents and source
-    strides of each block after the head. Ordered by round, source, target, then wire order."""
+    """Blocks that travel, as int64 columns: ``[7 + 2 * axes, n]`` with the extents and source
+    strides of each block after the head. Ordered by round, source, target, then wire order.
+
+    A block names elements by the slots of the source they come from. Hop 0 sends from there;
+    hop 1 forwards what the sender has received before, from its own target.
+    """
 
     __slots__ = ("_hash", "axes", "rows")
 
@@ -75,14 +80,30 @@ class Round:
 
     messages: tuple[Message, ...]
 
+    def __str__(self) -> str:
+        return ", ".join(f"{m.source}->{m.target} {m.size} B" for m in self.messages) or "nothing"
+
+    @cached_property
+    def sent(self) -> dict[int, int]:
+        """Bytes that each rank sends."""
+        return _added((m.source, m.size) for m in self.messages)
+
+    @cached_property
+    def received(self) -> dict[int, int]:
+        """Bytes that each rank receives."""
+        return _added((m.target, m.size) for m in self.messages)
+
     @cached_property
     def staging(self) -> dict[int, int]:
         """Bytes of send and receive buffers per rank."""
-        held: dict[int, int] = {}
-        for m in self.messages:
-            for rank in (m.source, m.target):
-                held[rank] = held.get(rank, 0) + m.size
-        return held
+        return _added([*self.sent.items(), *self.received.items()])
+
+
+def _added(pairs: Any) -> dict[int, int]:
+    sums: dict[int, int] = {}
+    for rank, size in pairs:
+        sums[rank] = sums.get(rank, 0) + size
+    return sums
 
 
 @struct
@@ -91,7 +112,7 @@ class Program:
 
     ``dtypes`` are pairs (source, target) per entry of the plan, None until the first run
     tells; counts then assume 8 bytes per element. In no round do the send and receive buffers
-    of a rank exceed ``max_bytes`` together.
+    of a rank exceed ``max_bytes`` together. With ``relay`` receivers forward.
     """
 
     plan: TreePlan
@@ -99,21 +120,25 @@ class Program:
     max_bytes: int | None
     parcels: Parcels
     single: bool = False
+    relay: bool = False
 
     def __repr__(self) -> str:
         bound = "" if self.max_bytes is None else f", max_bytes={self.max_bytes}"
-        return f"<Program of {len(self.rounds)} rounds, {self.wire_bytes} bytes on the wire{bound}>"
+        relay = ", relay" if self.relay else ""
+        return f"<Program of {len(self.rounds)} rounds, {self.wire_bytes} bytes on the wire{bound}{relay}>"
+
+    def __str__(self) -> str:
+        return "\n".join([repr(self), *(f"round {k}: {r}" for k, r in enumerate(self.rounds))])
 
     @cached_property
     def wire_sizes(self) -> IntArray:
-        """Bytes per element on the wire, per entry."""
-        return np.array(wire_sizes(self.plan, self.dtypes), np.int64)
+        """Bytes per element on the wire: ``[hop, entry]``."""
+        return wire_sizes(self.plan, self.dtypes)
 
     @cached_property
     def parcel_bytes(self) -> IntArray:
         """Bytes of each parcel."""
-        sizes: IntArray = self.parcels.elements * self.wire_sizes[self.parcels.rows[3]]
-        return sizes
+        return bytes_of(self.parcels, self.wire_sizes)
 
     @property
     def wire_bytes(self) -> int:
@@ -121,10 +146,23 @@ class Program:
         return int(self.parcel_bytes.sum())
 
     @cached_property
+    def sent(self) -> dict[int, int]:
+        """Bytes that each rank sends in all rounds."""
+        return self._per_rank(1)
+
+    @cached_property
+    def received(self) -> dict[int, int]:
+        """Bytes that each rank receives in all rounds."""
+        return self._per_rank(2)
+
+    def _per_rank(self, side: int) -> dict[int, int]:
+        return _added(zip(self.parcels.rows[side].tolist(), self.parcel_bytes.tolist()))
+
+    @cached_property
     def lower_bound(self) -> int | None:
         """The fewest bytes that any plan for the same layouts could put on the wire."""
         total = 0
-        for entry, size in zip(self.plan.entries, self.wire_sizes.tolist()):
+        for entry, size in zip(self.plan.entries, self.wire_sizes[0].tolist()):
             bound = entry.plan.stats.lower_bound
             if bound is None:
                 return None
@@ -133,43 +171,75 @@ class Program:
 
     @cached_property
     def rounds(self) -> tuple[Round, ...]:
-        """The rounds with their messages; what a recording backend would send."""
-        rows, sizes = self.parcels.rows, self.parcel_bytes.tolist()
-        found: list[dict[tuple[int, int], list[int]]] = []
-        for r, s, t, size in zip(rows[0].tolist(), rows[1].tolist(), rows[2].tolist(), sizes):
-            while len(found) <= r:
-                found.append({})
-            its = found[r].setdefault((s, t), [0, 0])
-            its[0] += size
-            its[1] += 1
-        return tuple(
-            Round(tuple(Message(s, t, size, n) for (s, t), (size, n) in sorted(its.items()))) for its in found
-        )
+        """The rounds with their messages; what a recording backend would see."""
+        rows, sizes = self.parcels.rows, self.parcel_bytes
+        if not len(sizes):
+            return ()
+        first = np.flatnonzero(starts_of(rows[:3]))
+        sums = np.add.reduceat(sizes, first)
+        counts = np.diff([*first, len(sizes)])
+        found: list[list[Message]] = [[] for _ in range(int(rows[0, -1]) + 1)]
+        for r, s, t, size, n in zip(*rows[:3, first].tolist(), sums.tolist(), counts.tolist()):
+            found[r].append(Message(s, t, size, n))
+        return tuple(Round(tuple(its)) for its in found)
 
     @cached_property
     def peak_staging(self) -> int:
-        """The most bytes of buffers that any rank needs in any round."""
-        return max((max(r.staging.values(), default=0) for r in self.rounds), default=0)
+        """The most bytes of buffers that any rank needs in any round, with the words that open a
+        run where the schedule counts them."""
+        most = max((max(r.staging.values(), default=0) for r in self.rounds), default=0)
+        return most + counted_words(self.max_bytes, self.plan) if most else 0
 
     @property
     def digest(self) -> str:
         """The plan's digest with the bound: equal on ranks that run the same program."""
-        return f"{self.plan.digest}:{self.max_bytes}:{self.dtypes}"
+        return f"{self.plan.digest}:{self.max_bytes}:{self.dtypes}:{self.relay}"
 
 
-def wire_sizes(plan: TreePlan, dtypes: Dtypes | None) -> list[int]:
-    """Bytes per element on the wire, per entry."""
+def starts_of(keys: IntArray) -> Any:
+    """Where a column differs from the one before it: the first of each run of equal columns."""
+    fresh = np.ones(keys.shape[1], bool)
+    fresh[1:] = (keys[:, 1:] != keys[:, :-1]).any(axis=0)
+    return fresh
+
+
+def bytes_of(p: Parcels, sizes: IntArray) -> IntArray:
+    """Bytes of each parcel, from bytes per element by hop and entry."""
+    found: IntArray = p.elements * sizes[p.rows[6], p.rows[3]]
+    return found
+
+
+def counted_words(max_bytes: int | None, plan: TreePlan) -> int:
+    """Bytes of the words that a rank sends and receives when a run opens, one per peer. They count
+    while they are at most half of the bound."""
+    size = 2 * WORD_BYTES * max(0, len(ranks_of_plan(plan)) - 1)
+    return size if max_bytes is not None and 2 * size <= max_bytes else 0
+
+
+def ranks_of_plan(plan: TreePlan) -> set[int]:
+    """Global ranks that send, receive or keep something."""
+    distinct = {id(e.plan): e.plan for e in plan.entries}
+    return {r for p in distinct.values() for s, t, _ in p.traffic for r in (s, t)}
+
+
+def wire_sizes(plan: TreePlan, dtypes: Dtypes | None) -> IntArray:
+    """Bytes per element on the wire: ``[hop, entry]``."""
     if dtypes is None:
-        return [ASSUMED_ITEMSIZE] * len(plan.entries)
-    return [itemsize(wire_dtype(e, pair)) for e, pair in zip(plan.entries, dtypes)]
+        return np.full((2, len(plan.entries)), ASSUMED_ITEMSIZE, np.int64)
+    hops = [
+        [itemsize(wire_dtype(e, p)) for e, p in zip(plan.entries, dtypes)],
+        [itemsize(p[1]) for p in dtypes],
+    ]
+    return np.array(hops, np.int64).reshape(2, len(plan.entries))
 
 
-def wire_dtype(entry: Entry, dtypes: tuple[str, str]) -> str:
+def wire_dtype(entry: Entry, dtypes: tuple[str, str], hop: int = 0) -> str:
     """The dtype that travels: the target's where that is smaller, so that the sender casts; the
-    source's otherwise, and where copies are scaled, since scaling comes before the cast."""
+    source's otherwise, and where copies are scaled, since scaling comes before the cast. What is
+    forwarded is the target's already."""
     source, target = dtypes
     shrinks = itemsize(target) < itemsize(source) and not entry.plan.map.table.scaled
-    return target if shrinks else source
+    return target if shrinks or hop else source
 
 
 def as_dtypes(plan: TreePlan, dtypes: Any) -> Dtypes | None:

@@ -1,0 +1,99 @@
+"""Strategies: how the messages of a turn travel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from .._errors import TransferError
+from ._transport import Buffers, Exchange, Outgoing, Transport
+
+
+class Fused:
+    """One uneven exchange for all messages of a turn: ``all_to_all_single`` on process groups."""
+
+    name = "fused"
+    turn_bytes = None
+
+    def __init__(self, transport: Transport) -> None:
+        self.transport = transport
+
+    def outbox(self, rank: int, size: int, buffers: Buffers) -> torch.Tensor:
+        return buffers(rank, "send", size)  # type: ignore[no-any-return]
+
+    def swap(self, parts: Mapping[int, Outgoing], buffers: Buffers) -> dict[int, Sequence[torch.Tensor]]:
+        whole = {
+            r: Exchange(p.send, p.send_bytes, buffers(r, "receive", sum(p.receive_bytes)), p.receive_bytes)
+            for r, p in parts.items()
+        }
+        self.transport.exchange(whole)
+        return {r: x.receive.split(x.receive_bytes) for r, x in whole.items()}
+
+    def release(self) -> None:
+        """Buffers are ours."""
+
+
+class Direct:
+    """Every rank is in this process: copies go from shard to shard and nothing is sent."""
+
+    name = "direct"
+    turn_bytes = None
+
+    def outbox(self, rank: int, size: int, buffers: Buffers) -> torch.Tensor:
+        raise AssertionError("nothing is sent")
+
+    def swap(self, parts: Mapping[int, Outgoing], buffers: Buffers) -> dict[int, Sequence[torch.Tensor]]:
+        raise AssertionError("nothing is sent")
+
+    def release(self) -> None:
+        """Nothing was lent."""
+
+
+class PeerToPeer:
+    """One message per peer that there is something for: all receives are posted first."""
+
+    name = "p2p"
+    turn_bytes = None
+
+    def __init__(self, group: Any, position: int, timeout: timedelta) -> None:
+        self.group, self.position, self.timeout = group, position, timeout
+        self._tag = 0
+
+    def outbox(self, rank: int, size: int, buffers: Buffers) -> torch.Tensor:
+        return buffers(rank, "send", size)  # type: ignore[no-any-return]
+
+    def swap(self, parts: Mapping[int, Outgoing], buffers: Buffers) -> dict[int, Sequence[torch.Tensor]]:
+        ((rank, part),) = parts.items()
+        receive = buffers(rank, "receive", sum(part.receive_bytes))
+        messages = receive.split(part.receive_bytes)
+        self.transfer(part.send.split(part.send_bytes), messages)
+        return {rank: messages}
+
+    def transfer(self, out: Sequence[torch.Tensor], into: Sequence[torch.Tensor]) -> None:
+        """Send ``out[p]`` to and fill ``into[p]`` from the peer at position p; empty ones are left out."""
+        self._tag += 1
+        works = []
+        try:
+            for p, x in enumerate(into):
+                if x.numel():
+                    works.append(self.group.recv([x], p, self._tag))
+            for p, x in _from(self.position, out):
+                if x.numel():
+                    works.append(self.group.send([x], p, self._tag))
+            for work in works:
+                work.wait(self.timeout)
+        except RuntimeError as error:
+            raise TransferError(f"gloo failed: {error}") from error
+
+    def release(self) -> None:
+        """Buffers are ours."""
+
+
+def _from(position: int, out: Sequence[torch.Tensor]) -> list[tuple[int, torch.Tensor]]:
+    """Messages by shift, so that not all ranks send to the same one first."""
+    count = len(out)
+    order = [(position + shift) % count for shift in range(1, count)]
+    return [(p, out[p]) for p in order]
