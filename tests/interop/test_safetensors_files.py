@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import DTYPES, assert_same, noise, raw, tensors
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
@@ -57,6 +57,7 @@ def test_both_write_the_same_bytes(tmp_path):
 SHAPES = st.lists(st.integers(0, 3), max_size=3).map(tuple)
 
 
+@settings(max_examples=12)
 @given(st.dictionaries(st.text(min_size=1), st.tuples(st.sampled_from(DTYPES), SHAPES), max_size=4))
 def test_any_names_shapes_and_dtypes(tmp_path_factory, described):
     described.pop("__metadata__", None)

@@ -208,6 +208,7 @@ def _open_ranks(path: Path) -> Checkpoint:
             raise InvalidMapError(f"{path}: {error}") from error
         raise InvalidMapError(f"{path}: not a layout that this tool wrote: {error!r}") from error
     ranks = tuple(sorted(files))
+    logical_tensors(stored)
     for name, s in stored.items():
         lost = [r for r in s.layout.ranks if r not in files]
         if lost:
@@ -215,9 +216,7 @@ def _open_ranks(path: Path) -> Checkpoint:
                 f"{path}: {name!r} has shards on ranks {lost}, which have no file in {files}"
             )
     homes = tuple(h for r in ranks for h in _rank_homes(path, r, files[r], stored))
-    checkpoint = Checkpoint(str(path.parent), homes, tuple(stored.items()), metadata, ranks, units)
-    logical_tensors(stored)
-    return checkpoint
+    return Checkpoint(str(path.parent), homes, tuple(stored.items()), metadata, ranks, units)
 
 
 def _stored(path: Path, name: str, data: Mapping[str, Any], layouts: list[AffineMap]) -> Stored:

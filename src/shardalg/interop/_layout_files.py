@@ -28,7 +28,7 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from .._errors import InvalidMapError
 from .._struct import struct
@@ -160,9 +160,9 @@ def arrange(
     placement that cannot apply.
     """
     joined = _join_all(file, tensors)
-    used = {part for j in joined.values() for part in (b.name for b in j.domain.boxes)}
+    used = {part for j in joined.values() for part in j.parts}
     shapes: dict[str, Shape] = {n: t.shape for n, t in tensors.items() if n not in used}
-    shapes |= {name: j.codomain.boxes[0].shape for name, j in joined.items()}
+    shapes |= {name: j.map.codomain.boxes[0].shape for name, j in joined.items()}
     _require_matches(file, shapes)
     words = dict(file.units) | dict(units or {})
     made: dict[Any, AffineMap] = {}
@@ -172,9 +172,16 @@ def arrange(
     }
 
 
-def _join_all(file: LayoutFile, tensors: Mapping[str, Logical]) -> dict[str, AffineMap]:
-    """The joined tensors by name, as maps from their parts."""
-    made: dict[str, AffineMap] = {}
+class Joined(NamedTuple):
+    """The names of the parts, in order, and the map from them to the joined tensor."""
+
+    parts: tuple[str, ...]
+    map: AffineMap
+
+
+def _join_all(file: LayoutFile, tensors: Mapping[str, Logical]) -> dict[str, Joined]:
+    """The joined tensors by name."""
+    made: dict[str, Joined] = {}
     owner: dict[str, str] = {}
     for rule in file.joins:
         found = [m for m in (match(rule.parts[0], name) for name in tensors) if m is not None]
@@ -190,7 +197,7 @@ def _join_all(file: LayoutFile, tensors: Mapping[str, Logical]) -> dict[str, Aff
                         f"{file.source}: {part!r} is joined in {owner[part]!r} and in {name!r}"
                     )
                 owner[part] = name
-            made[name] = _join(file, name, parts, tensors, rule)
+            made[name] = Joined(tuple(parts), _join(file, name, parts, tensors, rule))
     return made
 
 
@@ -266,13 +273,13 @@ def _stored(
     name: str,
     shape: Shape,
     tensors: Mapping[str, Logical],
-    joined: AffineMap | None,
+    joined: Joined | None,
     ranks: int,
     units: Mapping[str, int],
     made: dict[Any, AffineMap],
 ) -> Stored:
     written = _placement_of(file, name)
-    parts = None if joined is None else tuple(b.shape for b in joined.domain.boxes)
+    parts = None if joined is None else tuple(tensors[p].shape for p in joined.parts)
     key = (written, shape, parts)
     try:
         if key not in made:
@@ -280,8 +287,9 @@ def _stored(
             made[key] = _layout(file, shape, placement, ranks)
     except InvalidMapError as error:
         raise InvalidMapError(f"{file.source}: {name!r} of shape {shape}: {error}") from error
-    first = name if joined is None else joined.domain.boxes[0].name
-    return Stored(tensors[first].dtype, made[key], joined)
+    if joined is None:
+        return Stored(tensors[name].dtype, made[key])
+    return Stored(tensors[joined.parts[0]].dtype, made[key], joined.map)
 
 
 def _layout(file: LayoutFile, shape: Shape, placement: Any, ranks: int) -> AffineMap:
