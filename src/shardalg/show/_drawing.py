@@ -63,6 +63,11 @@ def count_text(n: int) -> str:
     return f"{n:.1e}"
 
 
+def many(n: int, word: str) -> str:
+    """``1 piece``, ``2 pieces``."""
+    return f"{n} {word}" + ("" if n == 1 else "s")
+
+
 def byte_text(n: int) -> str:
     """A number of bytes in binary units.
 

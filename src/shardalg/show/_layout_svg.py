@@ -48,6 +48,7 @@ def pixels(c: Cuts, longest: float) -> list[float]:
     if c.unit or not c.whole:
         each = min(24.0, max(longest / c.cells, 5.0))
         return [round(each * i, 2) for i in range(c.cells + 1)]
+    longest = min(longest, 56.0 * c.cells)
     sizes = [
         max((b - a) / c.extent * longest, min(18.0, longest / c.cells))
         for a, b in itertools.pairwise(c.edges)
@@ -193,13 +194,8 @@ def _rect_words(
     look = _text_look(grid, holders, legend)
     if not holders:
         look = svg.themed("ink")
-        back = svg.rect(
-            x - svg.wide(label, 10.5) / 2 - 2,
-            y - 10,
-            svg.wide(label, 10.5) + 4,
-            13,
-            svg.themed("void").replace("stroke", "data-stroke"),
-        )
+        half = svg.wide(label, 10.5) / 2 + 2
+        back = svg.rect(x - half, y - 10, 2 * half, 13, svg.themed("void"))
         return [back, svg.words(x, y, label, look, size=10.5, anchor="middle")]
     return [svg.words(x, y, label, look, size=10.5, anchor="middle")]
 
@@ -232,16 +228,11 @@ def legend_drawing(m: AffineMap, grids: Sequence[Grid], legend: Legend) -> Drawi
     for ranks, k in legend.groups():
         entries.append((f'fill="{svg.swatch(k)}"', rank_word(ranks) + counted(m, ranks, legend)))
     for groups in legend.letters:
-        fill = (
-            f'fill="{svg.stripes(colours(groups, legend))}"'
-            if len(groups) <= MOST_NAMED
-            else 'fill="url(#sa-many)"'
-        )
-        entries.append((fill, f"replicas on {rank_word(together(groups))}"))
+        striped = len(groups) <= MOST_NAMED
+        fill = svg.stripes(colours(groups, legend)) if striped else "url(#sa-many)"
+        entries.append((f'fill="{fill}"', f"replicas on {rank_word(together(groups))}"))
     classes = {h for g in grids for h in g.classes}
-    entries += (
-        [(f"{svg.themed('void')} {svg.themed('soft')}", "crossed: nobody holds it")] if () in classes else []
-    )
+    entries += [(svg.themed("void", "soft"), "crossed: nobody holds it")] if () in classes else []
     entries += [('fill="url(#sa-mixed)"', "several owners within one cell")] if MIXED in classes else []
     return swatches(entries)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from .._errors import InvalidMapError
 from ..maps import AffineMap
 from . import _svg as svg
-from ._drawing import WIDTH, heading, note, stacked
+from ._drawing import WIDTH, heading, many, note, stacked
 from ._grid import MIXED, Grid, ShardRows, ownership, shard_rows
 from ._layout_svg import MOST_NAMED, grid_drawing, legend_drawing, storage_drawing
 from ._layout_text import box_text, grid_text, notation, storage_text
@@ -46,10 +46,10 @@ def _body(
 
 def _title(m: AffineMap) -> str:
     tensors = ", ".join(box_text(b) for b in m.codomain.boxes[:4]) + ", ..." * (len(m.codomain) > 4)
-    return f"{tensors} on {len(m.ranks)} rank{'s' * (len(m.ranks) != 1)}"
+    return f"{tensors} on {many(len(m.ranks), 'rank')}"
 
 
 def _facts(m: AffineMap) -> str:
     padded = m.domain.size - m.size
-    facts = f"{m.codomain.size} elements in {m.domain.size} slots"
+    facts = f"{many(m.codomain.size, 'element')} in {many(m.domain.size, 'slot')}"
     return facts + (f", {padded} of them padding" if padded else "")

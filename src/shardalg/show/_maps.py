@@ -17,6 +17,6 @@ def is_layout(m: AffineMap) -> bool:
     return stored and all(b.rank is None for b in m.codomain.boxes) and m.single_valued
 
 
-@show.register
+@show.register(AffineMap)
 def _show_map(m: AffineMap, **options: Any) -> Picture:
     return show_layout(m, **options) if is_layout(m) else show_relation(m, **options)

@@ -18,7 +18,7 @@ from ..maps import AffineMap, Box, Piece, Side, Space
 from ..maps._space import IntArray, Key, Shape, row_major
 from ._coordinates import Axis, Slice, coordinates, refined, slices
 
-MOST_PIECES = 8192  # of a map that is read for its one-line form
+MOST_PIECES = 4096  # of a map that is read for its one-line form
 MOST_GROUPS = 6  # rank patterns in one line
 MOST_BLOCKS = 4  # blocks per pattern
 DIGITS = ("r", "pq", "pqs")  # rank variables: r alone, or mesh digits
@@ -270,7 +270,8 @@ def _rank_label(labels: list[int], ranks: Sequence[int], radices: tuple[int, ...
         return f"{labels[0]}"
     if len(radices) > 1:
         weights = [math.prod(radices[k + 1 :]) for k in range(len(radices))]
-        return f"r={_affine((*weights, 0), DIGITS[len(radices) - 1])}"
+        some = "" if len(labels) == len(ranks) else f"<{len(labels)}"
+        return f"r={_affine((*weights, 0), DIGITS[len(radices) - 1])}{some}"
     step = labels[1] - labels[0]
     if len(labels) == len(ranks):
         return "r"
@@ -373,10 +374,8 @@ def _piece_line(p: Piece) -> str:
 
 KEY = r'(?:tensor|rank (\d+)(?: ("(?:[^"\\]|\\.)*"))?|("(?:[^"\\]|\\.)*"))'
 TUPLE = r"\(([-\d, ]*)\)"
-BOX = re.compile(rf"(domain|codomain) {KEY}: {TUPLE}")
-PIECE = re.compile(
-    rf"{KEY}: (-?\d+) \+ {TUPLE} -> {KEY}: (-?\d+) \+ {TUPLE} over {TUPLE}(?: times (-?\d+)(?:/(\d+))?)?"
-)
+BOX = rf"(domain|codomain) {KEY}: {TUPLE}"
+PIECE = rf"{KEY}: (-?\d+) \+ {TUPLE} -> {KEY}: (-?\d+) \+ {TUPLE} over {TUPLE}(?: times (-?\d+)(?:/(\d+))?)?"
 
 
 def from_text(text: str, *, limits: Limits = Limits()) -> AffineMap:
@@ -391,7 +390,7 @@ def from_text(text: str, *, limits: Limits = Limits()) -> AffineMap:
     boxes: dict[str, list[Box]] = {"domain": [], "codomain": []}
     pieces = []
     for n, line in lines[1:]:
-        box, piece = BOX.fullmatch(line), PIECE.fullmatch(line)
+        box, piece = re.fullmatch(BOX, line), re.fullmatch(PIECE, line)
         if box:
             boxes[box[1]].append(Box(_ints(box[5]), *_parsed_key(box, 2)))
         elif piece:

@@ -17,7 +17,7 @@ MOST_RANKS, MOST_POSITIONS = 32, 24
 PAIRS = (("same", 2), ("moved", 1), ("missing", 5), ("extra", 6))  # counts of a difference, colours
 
 
-@show.register
+@show.register(Placement)
 def _show_placement(placement: Placement) -> Picture:
     raise UnsupportedError(
         f"{placement!r} has no shape yet, so there is nothing to draw:"
@@ -25,7 +25,7 @@ def _show_placement(placement: Placement) -> Picture:
     )
 
 
-@show.register
+@show.register(Experts)
 def _show_experts(placement: Experts) -> Picture:
     """One row per rank: the experts it holds in packed order, those on several ranks hatched."""
     counts = Counter(e for _, ids in placement.by_rank for e in ids)
@@ -84,7 +84,7 @@ def _legend(copies: int) -> Drawing:
     return swatches(entries + ([(f'fill="{svg.swatch(9)}"', "on several ranks")] if copies else []))
 
 
-@show.register
+@show.register(Difference)
 def _show_difference(difference: Difference) -> Picture:
     """The counts of a difference as one bar, and its reason."""
     counts = [

@@ -35,7 +35,7 @@ MOST_ENTRIES = 12  # tensors of a tree plan
 Flow = Mapping[tuple[int, int], int]  # (source rank, target rank) -> distinct elements
 
 
-@show.register
+@show.register(TransferPlan)
 def _show_plan(plan: TransferPlan, *, dtype: str | None = None) -> Picture:
     """The traffic matrix of a plan. With ``dtype`` totals are said in bytes too."""
     copies = copy_lines(plan)
@@ -45,7 +45,7 @@ def _show_plan(plan: TransferPlan, *, dtype: str | None = None) -> Picture:
     return traffic_picture(f"plan: {head}", plan.stats, matrix, [("largest copies", copies)], dtype)
 
 
-@show.register
+@show.register(TreePlan)
 def _show_tree(plan: TreePlan, *, dtype: str | None = None) -> Picture:
     """The traffic of all tensors together, and the tensors that move most."""
     flow: dict[tuple[int, int], int] = {}

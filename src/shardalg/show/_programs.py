@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ..plans import Program
 from . import _svg as svg
-from ._drawing import WIDTH, Drawing, byte_text, heading, heat, moved, stacked, swatches
+from ._drawing import WIDTH, Drawing, byte_text, heading, heat, many, moved, stacked, swatches
 from ._grid import rank_groups
 from ._legend import rank_word
 from ._picture import Picture
@@ -38,10 +38,10 @@ class Staging(NamedTuple):
         return cls(ranks, rounds, held)
 
 
-@show.register
+@show.register(Program)
 def _show_program(program: Program) -> Picture:
     """Rounds across, ranks down, and the bytes each holds in send and receive buffers."""
-    title = f"program: {len(program.rounds)} round{'s' * (len(program.rounds) != 1)}, {_wire(program)}"
+    title = f"program: {many(len(program.rounds), 'round')}, {_wire(program)}"
     said = _said(program)
     staging = Staging.of(program)
     text = [title, *("  " + line for line in said), "", *_round_lines(program)]
@@ -75,7 +75,7 @@ def _round_lines(program: Program) -> list[str]:
     lines = []
     for k, r in enumerate(program.rounds[:MOST_LINES]):
         size, peak = sum(m.size for m in r.messages), max(r.staging.values(), default=0)
-        count = f"{len(r.messages)} message{'s' * (len(r.messages) != 1)}"
+        count = many(len(r.messages), "message")
         lines.append(f"  round {k}: {count}, {byte_text(size)}, buffers up to {byte_text(peak)}")
     left = len(program.rounds) - MOST_LINES
     return lines + ([f"  ... {left} more rounds"] if left > 0 else []) or ["  nothing moves between ranks"]

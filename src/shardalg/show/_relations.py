@@ -11,7 +11,7 @@ import numpy as np
 from ..maps import AffineMap, Space
 from ..maps._space import IntArray, describe_key
 from . import _svg as svg
-from ._drawing import WIDTH, Drawing, heading, moved, stacked, swatches
+from ._drawing import WIDTH, Drawing, heading, many, moved, stacked, swatches
 from ._layout_text import notation
 from ._notation import short
 from ._picture import Picture
@@ -40,10 +40,9 @@ def show_relation(m: AffineMap) -> Picture:
     across, down = Line.of(m.domain), Line.of(m.codomain)
     held = dots(m, across, down)
     text = "\n".join([notation(m, line), "", _caption(m, across, down), *_text_rows(m, held, across, down)])
-    about = [
-        heading(f"relation of {len(m)} pieces, {m.size} pairs", _caption(m, across, down), notation=line)
-    ]
-    shapes, height = stacked([*about, _drawing(m, held, across, down), _legend(held)])
+    title = f"relation of {many(len(m), 'piece')}, {many(m.size, 'pair')}"
+    top = heading(title, _caption(m, across, down), notation=line)
+    shapes, height = stacked([top, _drawing(m, held, across, down), _legend(held)])
     document = svg.document(
         WIDTH, height, [svg.definitions([], []), *shapes], title=line, about=notation(m, line)
     )

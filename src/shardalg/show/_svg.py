@@ -51,9 +51,10 @@ def number(x: float) -> str:
     return "0" if text in ("", "-0") else text
 
 
-def themed(name: str) -> str:
-    """The attributes of a class that follows light and dark."""
-    return f'class="sa-{name}" {PLAIN[name]}'
+def themed(*names: str) -> str:
+    """The attributes of classes that follow light and dark."""
+    classes, plain = " ".join(f"sa-{name}" for name in names), " ".join(PLAIN[name] for name in names)
+    return f'class="{classes}" {plain}'
 
 
 def rect(x: float, y: float, width: float, height: float, look: str, tip: str = "") -> str:
