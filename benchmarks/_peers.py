@@ -60,7 +60,9 @@ def _load(name: str, path: Path) -> Any:
     return module
 
 
-def awex_parameter(name: str, shape: tuple[int, ...], boxes: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> Any:
+def awex_parameter(
+    name: str, shape: tuple[int, ...], boxes: list[tuple[tuple[int, ...], tuple[int, ...]]]
+) -> Any:
     """A parameter of one replica, cut into (offset, shape) boxes by rank, as Awex describes it."""
     awex()
     meta = sys.modules["awex.meta.weight_meta"]

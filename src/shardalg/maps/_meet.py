@@ -432,14 +432,14 @@ def _candidates(
             if reach < (1 << 62) // most:
                 low_a, high_a = low_a + a.box[easy_a] * reach, high_a + a.box[easy_a] * reach
                 low_b, high_b = low_b + b.box[easy_b] * reach, high_b + b.box[easy_b] * reach
-        total = _overlapping(low_a, high_a, low_b, high_b)
+        total = overlapping(low_a, high_a, low_b, high_b)
         if best is None or total < best[0]:
             best = (total, low_a, high_a, low_b, high_b)
         if total <= max(len(easy_a), len(easy_b)):
             break
     assert best is not None
     limits.hold("pairs", best[0])
-    left, right = _overlap_pairs(*best[1:], limits)
+    left, right = overlap_pairs(*best[1:], limits)
     left, right = easy_a[left], easy_b[right]
     if boxed:
         same = a.box[left] == b.box[right]
@@ -453,14 +453,14 @@ def _range(d: Digits, k: int, picked: IntArray) -> tuple[IntArray, IntArray]:
     return low, low + d.step[k][picked] * (d.count[k][picked] - 1)
 
 
-def _overlapping(low_a: IntArray, high_a: IntArray, low_b: IntArray, high_b: IntArray) -> int:
+def overlapping(low_a: IntArray, high_a: IntArray, low_b: IntArray, high_b: IntArray) -> int:
     """How many pairs of closed ranges overlap, without listing them."""
     before = np.searchsorted(np.sort(high_b), low_a, "left")
     until = np.searchsorted(np.sort(low_b), high_a, "right")
     return int((until - before).sum())
 
 
-def _overlap_pairs(
+def overlap_pairs(
     low_a: IntArray, high_a: IntArray, low_b: IntArray, high_b: IntArray, limits: Limits
 ) -> tuple[IntArray, IntArray]:
     """The overlapping pairs, ordered by a and then by b's start."""
@@ -535,7 +535,7 @@ def _meet_hard(
     """Pairs that are no product of digits, one at a time."""
     highs = [x.offset + (x.strides * (x.shape - 1)).sum(axis=0) for x in (a, b)]
     lows = [a.offset, b.offset]
-    pairs = _overlap_pairs(lows[0][some_a], highs[0][some_a], lows[1][some_b], highs[1][some_b], limits)
+    pairs = overlap_pairs(lows[0][some_a], highs[0][some_a], lows[1][some_b], highs[1][some_b], limits)
     found: list[tuple[int, int, Solution]] = []
     for i, j in zip(some_a[pairs[0]].tolist(), some_b[pairs[1]].tolist()):
         if a.box[i] == b.box[j]:

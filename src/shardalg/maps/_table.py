@@ -168,18 +168,23 @@ def _ordered(shape: IntArray, ds: IntArray, cs: IntArray) -> tuple[IntArray, Int
 
 
 def _merged(shape: IntArray, ds: IntArray, cs: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-    """Axes that continue their inner neighbour on both sides become one."""
-    shape, ds, cs = shape.copy(), ds.copy(), cs.copy()
+    """Axes that continue their inner neighbour on both sides become one; the very same arrays
+    where none does."""
+    fresh = True
     for k in range(len(shape) - 2, -1, -1):
         inner = shape[k + 1]
-        joins = (inner > 1) & (ds[k] == ds[k + 1] * inner) & (cs[k] == cs[k + 1] * inner)
-        if joins.any():
-            shape[k] = np.where(joins, shape[k] * inner, shape[k])
-            for x, unit in ((ds, 0), (cs, 0)):
-                x[k] = np.where(joins, x[k + 1], x[k])
-                x[k + 1] = np.where(joins, unit, x[k + 1])
-            shape[k + 1] = np.where(joins, 1, inner)
-    if ((shape[:-1] == 1) & (shape[1:] > 1)).any():
+        joins = (ds[k] == ds[k + 1] * inner) & (cs[k] == cs[k + 1] * inner) & (inner > 1)
+        if not joins.any():
+            continue
+        if fresh:
+            shape, ds, cs, fresh = shape.copy(), ds.copy(), cs.copy(), False
+            inner = shape[k + 1]
+        shape[k] = np.where(joins, shape[k] * inner, shape[k])
+        for x in (ds, cs):
+            x[k] = np.where(joins, x[k + 1], x[k])
+            x[k + 1][joins] = 0
+        inner[joins] = 1
+    if not fresh and ((shape[:-1] == 1) & (shape[1:] > 1)).any():
         order = np.argsort(shape == 1, axis=0, kind="stable")
         shape, ds, cs = (np.take_along_axis(x, order, axis=0) for x in (shape, ds, cs))
     return shape, ds, cs
@@ -194,7 +199,9 @@ def from_ordered(rows: IntArray) -> PieceTable:
         if ((shape[:-1] == 1) & (shape[1:] > 1)).any():
             order = np.argsort(shape == 1, axis=0, kind="stable")
             shape, ds, cs = (np.take_along_axis(x, order, axis=0) for x in (shape, ds, cs))
-        rows[HEAD:] = np.concatenate(_merged(shape, ds, cs))
+        merged = _merged(shape, ds, cs)
+        if merged[0].base is not rows:
+            rows[HEAD:] = np.concatenate(merged)
     return _trimmed(_sorted(rows))
 
 

@@ -1,9 +1,9 @@
 """Layouts whose pieces are plain boxes of the logical tensor: the short way to a plan.
 
 Most real layouts give each rank a few boxes, with one step along every axis. Two sets of
-boxes meet axis by axis, so their plan needs no solver: a double loop when there are few pairs, a
-broadcast when there are some. The general way (``meet``) gives the same copies and is what the
-tests compare with; it takes over when pairs are many.
+boxes meet axis by axis, so their plan needs no solver: a double loop where there are few pairs, a
+sort along one axis where there are many. The general way (``meet``) gives the same copies and is
+what the tests compare with.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .._limits import Limits
 from ..maps import AffineMap
-from ..maps._meet import chain_digits
+from ..maps._meet import chain_digits, overlap_pairs, overlapping
 from ..maps._relation import CODOMAIN, DOMAIN, side_blocks
 from ..maps._space import IntArray, row_major
 from ..maps._table import HEAD, PieceTable, from_ordered
 
-FEW, SOME = 24, 1 << 14  # pairs for which the loop, and the broadcast, are the faster way
+FEW, SOME = 12, 1 << 12  # pairs up to which the loop, and testing all pairs, are the faster way
 
 
 class Boxes(NamedTuple):
@@ -67,16 +68,14 @@ def _boxes(layout: AffineMap) -> Boxes | None:
     return Boxes(low, low + count, c.dom_offset, strides, c.dom_box, lone, orderly, lists)
 
 
-def box_copies(source: AffineMap, target: AffineMap) -> PieceTable | None:
+def box_copies(source: AffineMap, target: AffineMap, limits: Limits) -> PieceTable | None:
     """Target slots -> source slots for two layouts of plain boxes without replicas in the source;
     None where another way must be taken."""
     pairs = len(source) * len(target)
-    if pairs > SOME:
-        return None
     a, b = boxes_of(source), boxes_of(target)
     if a is None or b is None or not (a.lone and b.lone and b.orderly):
         return None
-    return _looped(a, b) if pairs <= FEW and len(a.low) < 3 else _broadcast(a, b)
+    return _looped(a, b) if pairs <= FEW and len(a.low) < 3 else _together(a, b, limits)
 
 
 def _looped(a: Boxes, b: Boxes) -> PieceTable:
@@ -127,20 +126,39 @@ def _meeting(
     return offset_b, offset_a, shape + mine + theirs
 
 
-def _broadcast(a: Boxes, b: Boxes) -> PieceTable:
-    low = np.maximum(b.low[:, :, None], a.low[:, None, :])
-    extent = np.minimum(b.high[:, :, None], a.high[:, None, :]) - low
-    j, i = (extent > 0).all(axis=0).nonzero()
-    axes, n = len(low), len(i)
-    low, extent = low[:, j, i], extent[:, j, i]
-    live = extent > 1
-    mine, theirs = b.strides[:, j], a.strides[:, i]
-    rows = np.empty((HEAD + 3 * axes, n), np.int64)
+def _together(a: Boxes, b: Boxes, limits: Limits) -> PieceTable:
+    """All pairs at once: those that meet, and where."""
+    j, i = _all_pairs(a, b) if a.low.shape[1] * b.low.shape[1] <= SOME else _candidates(a, b, limits)
+    low = np.maximum(b.low[:, j], a.low[:, i])
+    extent = np.minimum(b.high[:, j], a.high[:, i])
+    extent -= low
+    meets = (extent > 0).all(axis=0)
+    if not meets.all():
+        j, i, low, extent = j[meets], i[meets], low[:, meets], extent[:, meets]
+    limits.hold("copies", len(i))
+    axes = len(low)
+    rows = np.empty((HEAD + 3 * axes, len(i)), np.int64)
     rows[0], rows[2] = b.shard[j], a.shard[i]
-    rows[1] = b.offset[j] + ((low - b.low[:, j]) * mine).sum(axis=0)
-    rows[3] = a.offset[i] + ((low - a.low[:, i]) * theirs).sum(axis=0)
+    rows[1], rows[3] = b.offset[j], a.offset[i]
     rows[4:6] = 1
     rows[HEAD : HEAD + axes] = extent
-    rows[HEAD + axes : HEAD + 2 * axes] = mine * live
-    rows[HEAD + 2 * axes :] = theirs * live
+    for k in range(axes):
+        for x, at, side in ((b, j, 1), (a, i, 3)):
+            strides = x.strides[k][at]
+            rows[side] += (low[k] - x.low[k][at]) * strides
+            strides[extent[k] == 1] = 0
+            rows[HEAD + (axes if side == 1 else 2 * axes) + k] = strides
     return from_ordered(rows)
+
+
+def _all_pairs(a: Boxes, b: Boxes) -> tuple[IntArray, IntArray]:
+    """Pairs (target piece, source piece) that meet, of few."""
+    meets = np.minimum(b.high[:, :, None], a.high[:, None]) > np.maximum(b.low[:, :, None], a.low[:, None])
+    j, i = meets.all(axis=0).nonzero()
+    return j, i
+
+
+def _candidates(a: Boxes, b: Boxes, limits: Limits) -> tuple[IntArray, IntArray]:
+    """Pairs (target piece, source piece) that overlap along the axis where the fewest do."""
+    axis = min(range(len(a.low)), key=lambda k: overlapping(b.low[k], b.high[k] - 1, a.low[k], a.high[k] - 1))
+    return overlap_pairs(b.low[axis], b.high[axis] - 1, a.low[axis], a.high[axis] - 1, limits)

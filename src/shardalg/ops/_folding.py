@@ -7,7 +7,7 @@ descending order of stride. Everything here is exact and local; nothing walks el
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import gcd, prod
 from typing import Any, TypeAlias
 
@@ -22,11 +22,12 @@ Axes: TypeAlias = tuple[Axis, ...]
 Family: TypeAlias = tuple[Point, Axes]
 
 
-def simplified(table: PieceTable) -> PieceTable:
+def simplified(table: PieceTable, *, listed: int = 0) -> PieceTable:
     """The table with neighbouring pieces folded; the very same object where nothing folds.
 
     Pieces fold within a group: the same two boxes at the same scale. Each group is folded until
-    folding it again, read back in normal form, gives no fewer.
+    folding it again, read back in normal form, gives no fewer. A group of at most ``listed``
+    points is also tried point by point, which no way of cutting can hide from.
     """
     groups = grouped(table)
     if not groups:
@@ -35,7 +36,7 @@ def simplified(table: PieceTable) -> PieceTable:
     folded: list[PieceTable] = []
     touched = np.zeros(len(table), bool)
     for picked in groups:
-        fewer = _folded([families[k] for k in picked.tolist()], table.rows[:HEAD, picked[0]])
+        fewer = _folded([families[k] for k in picked.tolist()], table.rows[:HEAD, picked[0]], listed)
         if fewer is not None:
             touched[picked] = True
             folded.append(fewer)
@@ -44,16 +45,33 @@ def simplified(table: PieceTable) -> PieceTable:
     return concatenate([table.take(~touched), *folded])
 
 
-def _folded(families: list[Family], head: IntArray) -> PieceTable | None:
+def _folded(families: list[Family], head: IntArray, listed: int) -> PieceTable | None:
     """The folded group as a table, or None where nothing folds."""
     table = None
     while len(families) > 1:
         fewer = fold(families)
+        if len(fewer) >= len(families) and _count(families) <= listed:
+            fewer = fold(fold_points(sorted(points_of(families))))
         if len(fewer) >= len(families):
             break
         table = families_table(fewer, head)
         families = families_of(table)
     return table
+
+
+def _count(families: list[Family]) -> int:
+    return sum(prod(axis[0] for axis in axes) for _, axes in families)
+
+
+def points_of(families: Iterable[Family]) -> Iterator[Point]:
+    """All points, family by family."""
+    for (slot, element), axes in families:
+        slots, elements = np.array([slot], np.int64), np.array([element], np.int64)
+        for n, s, e in axes:
+            steps: IntArray = np.arange(n, dtype=np.int64)
+            slots = (slots[:, None] + s * steps).reshape(-1)
+            elements = (elements[:, None] + e * steps).reshape(-1)
+        yield from zip(slots.tolist(), elements.tolist())
 
 
 def grouped(table: PieceTable, *, alone: bool = False) -> list[IntArray]:
@@ -103,6 +121,10 @@ def families_table(families: list[Family], head: IntArray | Sequence[int]) -> Pi
 
 def fold(families: list[Family]) -> list[Family]:
     """Families with the same points, no more of them, and usually fewer."""
+    if len({axes for _, axes in families}) == 1:  # most groups are translates of one block
+        whole = fold_points(sorted(head for head, _ in families))
+        if len(whole) == 1:
+            return [(whole[0][0], whole[0][1] + families[0][1])]
     while len(families) > 1:
         fewer = _stacked(_joined(families))
         if len(fewer) > 1:
@@ -227,19 +249,29 @@ def _granules(extents: list[dict[Point, int]]) -> dict[Point, int]:
 def fold_points(points: list[Point]) -> list[Family]:
     """Sorted distinct points as few nested progressions.
 
-    Two points whose element goes back are left alone: any two points are a progression, and one
-    that runs backwards costs a backend a flipped copy.
+    Two points always are a progression, which says nothing and leaves odd strides behind: among
+    more points a pair counts only where its step comes again.
 
     >>> fold_points([(0, 0), (1, 3), (2, 10), (3, 13)])
     [((0, 0), ((2, 2, 10), (2, 1, 3)))]
+    >>> len(fold_points([(0, 0), (1, 3), (2, 10)]))
+    3
     """
     if len(points) < 2:
-        return [(p, ()) for p in points]
-    if len(points) == 2 and _step(points, 0)[1] < 0:
         return [(p, ()) for p in points]
     whole = _nested(points)
     if whole is not None:
         return [(points[0], whole)]
+    families: list[Family] = []
+    for (extent, step), heads in _runs(points).items():
+        inner = ((extent, *step),) if extent > 1 else ()
+        outer = fold_points(heads) if extent > 1 else [(p, ()) for p in heads]
+        families += [(head, axes + inner) for head, axes in outer]
+    return families
+
+
+def _runs(points: list[Point]) -> dict[tuple[int, Point], list[Point]]:
+    """The starts of runs by extent and step, cut off greedily from the left."""
     runs: defaultdict[tuple[int, Point], list[Point]] = defaultdict(list)
     k = 0
     while k < len(points):
@@ -248,16 +280,11 @@ def fold_points(points: list[Point]) -> list[Family]:
         n = 1 if after > n else n
         runs[n, _step(points, k) if n > 1 else (0, 0)].append(points[k])
         k += n
-    if len(runs) == 1 and len(next(iter(runs.values()))) == len(points):
-        return [(p, ()) for p in points]
-    families: list[Family] = []
-    for (n, step), heads in runs.items():
-        if n == 2 and step[1] < 0 and len(heads) == 1:
-            heads, n = [heads[0], (heads[0][0] + step[0], heads[0][1] + step[1])], 1
-        inner = ((n, *step),) if n > 1 else ()
-        outer = fold_points(heads) if n > 1 else [(p, ()) for p in heads]
-        families += [(head, axes + inner) for head, axes in outer]
-    return families
+    for (n, step), heads in list(runs.items()):
+        if n == 2 and len(heads) == 1:
+            (slot, element), = runs.pop((n, step))
+            runs[1, (0, 0)] += [(slot, element), (slot + step[0], element + step[1])]
+    return runs
 
 
 def _step(points: list[Point], k: int) -> Point:

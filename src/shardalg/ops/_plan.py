@@ -167,9 +167,8 @@ def _chosen(
 ) -> tuple[PieceTable, int]:
     """The copies as a table from target slots to source slots, and how many pairs met."""
     if rank is None and source.injective:
-        table = box_copies(source, target)
+        table = box_copies(source, target, limits)
         if table is not None:
-            limits.hold("copies", len(table))
             return table, len(table)
     cut = atoms(source)
     source_rank = global_ranks(source, of_source)[cut.table.columns.dom_box]
