@@ -259,7 +259,9 @@ def everything(buffer, plan, inputs):
     x, w, y, f, experts, grads = inputs
     many = buffer.transport.many
     listed = (lambda v: list(v)) if many else (lambda v: [v])
-    leaves = [t.requires_grad_() for v in (x, w, y, f, experts["w"], grads["w"]) for t in (v if many else [v])]
+    leaves = [
+        t.requires_grad_() for v in (x, w, y, f, experts["w"], grads["w"]) for t in (v if many else [v])
+    ]
     rows, there = dispatch(buffer, plan, x, w)
     out, back = combine(buffer, plan, y, there, route_weights=f)
     rounded, _ = combine(buffer, plan, y, accumulate="two_level")
@@ -292,13 +294,16 @@ def test_gloo_equals_simulated_bit_for_bit(R, dtype):
             return x, w, y, f, {"w": experts}, {"w": grads}
 
         each = [inputs(r) for r in range(R)]
-        joined = [list(v) for v in zip(*[i[:4] for i in each])] + [{"w": [i[k]["w"] for i in each]} for k in (4, 5)]
+        joined = [list(v) for v in zip(*[i[:4] for i in each])] + [
+            {"w": [i[k]["w"] for i in each]} for k in (4, 5)
+        ]
         expected = everything(buffer, plans, joined)
         found = on_threads(
             R,
             lambda group, rank: everything(
                 *(lambda b: (b, plan_dispatch(b, topk[rank])))(Buffer(group, **shape)),
-                [t.detach().clone() for t in each[rank][:4]] + [{"w": e["w"].detach().clone()} for e in each[rank][4:]],
+                [t.detach().clone() for t in each[rank][:4]]
+                + [{"w": e["w"].detach().clone()} for e in each[rank][4:]],
             ),
         )
         for rank in range(R):
@@ -314,7 +319,13 @@ def test_all_ranks_empty():
         out, back = combine(buffer, plan, rows, there)
         (out.sum() + rows.sum()).backward()
         slots = prefetch(buffer, plan, [torch.ones(2, 3)])
-        return rows.abs().sum().item(), tuple(out.shape), tuple(back.shape), tuple(x.grad.shape), slots[0].sum().item()
+        return (
+            rows.abs().sum().item(),
+            tuple(out.shape),
+            tuple(back.shape),
+            tuple(x.grad.shape),
+            slots[0].sum().item(),
+        )
 
     assert on_threads(2, work) == [(0, (0, 3), (0, 2), (0, 3), 0)] * 2
 
@@ -367,12 +378,17 @@ def test_gradients_of_the_expert_path():
 
     def there_and_back(*inputs):
         slots = prefetch(buffer, plans, [{"w": t} for t in inputs[:3]])
-        total = reduce_grad(buffer, plans, [{"w": t["w"] ** 2} for t in slots], [{"w": t} for t in inputs[3:]])
+        total = reduce_grad(
+            buffer, plans, [{"w": t["w"] ** 2} for t in slots], [{"w": t} for t in inputs[3:]]
+        )
         return (*(t["w"] for t in slots), *(t["w"] for t in total))
 
     assert torch.autograd.gradcheck(there_and_back, experts + grads)
     assert torch.autograd.gradgradcheck(there_and_back, experts + grads)
-    y = [torch.randint(-9, 9, t["w"].shape).double() for t in prefetch(buffer, plans, [{"w": t} for t in experts])]
+    y = [
+        torch.randint(-9, 9, t["w"].shape).double()
+        for t in prefetch(buffer, plans, [{"w": t} for t in experts])
+    ]
     x = [torch.randint(-9, 9, (2, 2)).double() for _ in plans]
     slots = prefetch(buffer, plans, [[t] for t in x])
     home = reduce_grad(buffer, plans, [[t] for t in y], [[torch.zeros(2, 2).double()]] * 3)
@@ -381,11 +397,22 @@ def test_gradients_of_the_expert_path():
 
 def test_prefetch_brings_any_tree_of_any_dtypes():
     buffer, plans = copying(4, E=8, S=6, K=2, H=1)
-    dtypes = [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int16, torch.bool, torch.uint8, torch.complex64]
+    dtypes = [
+        torch.float32,
+        torch.bfloat16,
+        torch.float8_e4m3fn,
+        torch.int16,
+        torch.bool,
+        torch.uint8,
+        torch.complex64,
+    ]
 
     def tree(rank):
         ids = torch.arange(2) + 2 * rank
-        return {str(d): ids.view(2, 1, 1).expand(2, 3, 2).to(d) for d in dtypes} | {"bias": ids.float(), "none": torch.empty(2, 0)}
+        return {str(d): ids.view(2, 1, 1).expand(2, 3, 2).to(d) for d in dtypes} | {
+            "bias": ids.float(),
+            "none": torch.empty(2, 0),
+        }
 
     before = buffer.transport.counters.exchanges
     slots = prefetch(buffer, plans, [tree(r) for r in range(4)])
@@ -437,7 +464,11 @@ def refused_everywhere(call, message):
 def test_trees_that_do_not_fit_are_the_same_error_on_every_rank():
     two, one, wide = torch.zeros(2, 3), torch.zeros(1, 3), torch.zeros(2, 4)
     cases = [
-        ({"a": two, "b": one}, {"a": two, "b": two}, r"rank 0: leaf 1 of the experts must be \[2, ...\].*it has 1"),
+        (
+            {"a": two, "b": one},
+            {"a": two, "b": two},
+            r"rank 0: leaf 1 of the experts must be \[2, ...\].*it has 1",
+        ),
         ({"a": two, "b": 3}, {"a": two, "b": two}, "rank 0: leaf 1 of the experts is no tensor but int"),
         ({"a": torch.tensor(1.0)}, {"a": two}, "rank 0: leaf 0 of the experts.*it has no axis"),
         ({"a": two}, {"b": two}, "ranks 0 and 1 pass trees of different structure"),
@@ -455,14 +486,18 @@ def test_trees_that_do_not_fit_are_the_same_error_on_every_rank():
     ]
     for (slots, local), message in bad:
         refused_everywhere(
-            lambda b, p, r: reduce_grad(b, p, *((slots, local) if r == 1 else ([two], [two]))), "rank 1: .*" + message
+            lambda b, p, r: reduce_grad(b, p, *((slots, local) if r == 1 else ([two], [two]))),
+            "rank 1: .*" + message,
         )
 
 
 @pytest.mark.parametrize(
     "call, message",
     [
-        (lambda b, p: dispatch(b, p, torch.zeros(3, 2)), r"hidden must be \[S_r, H\] = \(2, 2\).*got \(3, 2\)"),
+        (
+            lambda b, p: dispatch(b, p, torch.zeros(3, 2)),
+            r"hidden must be \[S_r, H\] = \(2, 2\).*got \(3, 2\)",
+        ),
         (lambda b, p: dispatch(b, p, torch.zeros(2, 3)), "hidden must be"),
         (lambda b, p: dispatch(b, p, torch.zeros(2, 2).double()), "got .* of torch.float64"),
         (lambda b, p: dispatch(b, p, None), "hidden must be a tensor .*, got NoneType"),
@@ -470,7 +505,10 @@ def test_trees_that_do_not_fit_are_the_same_error_on_every_rank():
         (lambda b, p: dispatch(b, p, torch.zeros(2, 2), torch.zeros(2, 3)), r"weights must be \[S_r, K\]"),
         (lambda b, p: combine(b, p, torch.zeros(3, 2)), r"rows must be \[NvS, H\]"),
         (lambda b, p: combine(b, p, torch.zeros(p.NvS, 2), torch.zeros(1)), "row_weights must be"),
-        (lambda b, p: combine(b, p, torch.zeros(p.NvS, 2), route_weights=torch.zeros(1)), "route_weights must be"),
+        (
+            lambda b, p: combine(b, p, torch.zeros(p.NvS, 2), route_weights=torch.zeros(1)),
+            "route_weights must be",
+        ),
         (lambda b, p: combine(b, p, torch.zeros(p.NvS, 2), accumulate="fp16"), "accumulate must be one of"),
     ],
 )
@@ -500,7 +538,10 @@ def test_two_plans_in_flight_finish_in_any_order():
         assert "w" in third.wait()
         b, a = second.wait(), first.wait()
         assert first.wait() is a
-        same([a[0].detach(), b[0].detach()], [dispatch(buffer, p, y)[0].detach() for p, y in ((one, x), (two, x * 2))])
+        same(
+            [a[0].detach(), b[0].detach()],
+            [dispatch(buffer, p, y)[0].detach() for p, y in ((one, x), (two, x * 2))],
+        )
         back = combine(buffer, two, b[0], async_op=True)
         out = combine(buffer, one, a[0])[0]
         (out.sum() + back.wait()[0].sum()).backward()

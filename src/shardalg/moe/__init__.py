@@ -13,3 +13,9 @@ from ._plan import CommPlan as CommPlan
 from ._planning import plan_dispatch as plan_dispatch
 from ._policy import Policy as Policy
 from ._policy import max_copies as max_copies
+from ._report import Report as Report
+from ._report import placements as placements
+from ._report import report as report
+from ._transport import Counters as Counters
+from ._transport import Transport as Transport
+from ._verify import verify as verify

@@ -49,7 +49,13 @@ class Buffer:
     ) -> None:
         self.transport: Transport = transport_of(ctx)
         self.dtype, self.weight_dtype, self.H = dtype, weight_dtype, H
-        self.geometry = _agreed(self.transport, dtype, weight_dtype, H, dict(E=E, S=S, K=K, B=B, pad=pad, layout=layout, policy=policy))
+        self.geometry = _agreed(
+            self.transport,
+            dtype,
+            weight_dtype,
+            H,
+            dict(E=E, S=S, K=K, B=B, pad=pad, layout=layout, policy=policy),
+        )
         self.closed = False
         self._owner = Owner()
         self._pool: list[torch.Tensor] = []
@@ -129,7 +135,11 @@ def per_rank(buffer: Buffer, value: Any, what: str) -> list[Any]:
     """One value per held rank: the value itself, or the sequence that a simulated buffer takes."""
     if not buffer.transport.many:
         return [value]
-    if isinstance(value, (torch.Tensor, CommPlan)) or not isinstance(value, Sequence) or len(value) != len(buffer.ranks):
+    if (
+        isinstance(value, (torch.Tensor, CommPlan))
+        or not isinstance(value, Sequence)
+        or len(value) != len(buffer.ranks)
+    ):
         raise ProvenanceError(
             f"this buffer holds ranks {buffer.ranks}: pass a sequence with one {what} per rank, got {type(value).__name__}"
         )
@@ -143,11 +153,22 @@ def returned(buffer: Buffer, values: Sequence[Any]) -> Any:
 
 def _check_signature(buffer: Buffer, s: Seal, rank: int) -> None:
     g = buffer.geometry
-    wanted = {"N": g.N, "R": g.R, "E": g.E, "B": g.B, "NvS": g.NvS, "K": g.K, "pad": g.pad, "layout": g.layout}
+    wanted = {
+        "N": g.N,
+        "R": g.R,
+        "E": g.E,
+        "B": g.B,
+        "NvS": g.NvS,
+        "K": g.K,
+        "pad": g.pad,
+        "layout": g.layout,
+    }
     wanted |= {"H": buffer.H, "rank": rank, "dtype": buffer.dtype}
     for name, value in wanted.items():
         if s.scalar(name) != value:
-            raise ProvenanceError(f"this plan has {name}={s.scalar(name)}, the buffer has {name}={value}; plan again")
+            raise ProvenanceError(
+                f"this plan has {name}={s.scalar(name)}, the buffer has {name}={value}; plan again"
+            )
     if s.device != buffer.device:
         raise ProvenanceError(f"this plan lives on {s.device}, the buffer on {buffer.device}; plan again")
 
@@ -169,7 +190,9 @@ def _agreed(transport: Transport, dtype: Any, weight_dtype: Any, H: Any, shape: 
             raise InvalidMapError(f"rank {rank} could not make its Buffer; its own error says why")
         for name, a, b in zip(FIELDS, rows[0], other):
             if a != b:
-                raise InvalidMapError(f"ranks make different Buffers: {name} is {a} on rank 0 and {b} on rank {rank}")
+                raise InvalidMapError(
+                    f"ranks make different Buffers: {name} is {a} on rank 0 and {b} on rank {rank}"
+                )
     return found
 
 
@@ -177,7 +200,12 @@ FIELDS = ("R", "E", "S", "K", "B", "pad", "NvS", "H", "layout", "dtype", "weight
 
 
 def _signature(g: Geometry, dtype: torch.dtype, weight_dtype: torch.dtype, H: int) -> list[int]:
-    words = (LAYOUTS.index(g.layout), DTYPES.index(dtype), DTYPES.index(weight_dtype), zlib.crc32(repr(g.policy).encode()))
+    words = (
+        LAYOUTS.index(g.layout),
+        DTYPES.index(dtype),
+        DTYPES.index(weight_dtype),
+        zlib.crc32(repr(g.policy).encode()),
+    )
     return [g.R, g.E, g.S, g.K, g.B, g.pad, g.NvS, int(H), *words]
 
 

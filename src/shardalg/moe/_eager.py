@@ -35,6 +35,6 @@ def untraced(function: Callable[..., Any]) -> Callable[..., Any]:
     """
     made = getattr(function, "_untraced", None)
     if made is None:
-        made = torch.compiler.disable(function)
+        made = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
         function._untraced = made  # type: ignore[attr-defined]
     return made  # type: ignore[no-any-return]

@@ -24,9 +24,9 @@ class Geometry:
     ``L`` and ``M`` the largest load and the most remote experts the policy declares for a rank.
     ``NvS`` is the number of rows of one rank's dispatched buffer.
 
-    >>> geometry(1, E=8, S=1024, K=8, pad=128).NvS
+    >>> geometry(1, E=8, S=128, K=8, pad=128).NvS
     3072
-    >>> geometry(1, E=8, S=1024, K=8, pad=128, B=8).NvS
+    >>> geometry(1, E=8, S=128, K=8, pad=128, B=8).NvS
     3056
     """
 
@@ -68,7 +68,15 @@ class Geometry:
 
 
 def geometry(
-    R: int, *, E: int, S: int, K: int, B: int | None = None, pad: int = 1, layout: str | None = None, policy: Any = "exact"
+    R: int,
+    *,
+    E: int,
+    S: int,
+    K: int,
+    B: int | None = None,
+    pad: int = 1,
+    layout: str | None = None,
+    policy: Any = "exact",
 ) -> Geometry:
     """The checked ``Geometry``; giving ``B`` selects layout "slots", giving neither "compact".
 
@@ -81,11 +89,15 @@ def geometry(
     layout = _layout(layout, B)
     copies = E // R if B is None else _count(B, "B", 0)
     if layout == "compact" and copies != E // R:
-        raise InvalidMapError(f'layout "compact" has B = E // R = {E // R} copy slots, got B={B}; use layout="slots"')
+        raise InvalidMapError(
+            f'layout "compact" has B = E // R = {E // R} copy slots, got B={B}; use layout="slots"'
+        )
     chosen = named_policy(policy, copies)
     load, remote = chosen.declared(R, E, S * K, copies)
     if layout == "compact" and remote > copies:
-        raise InvalidMapError(f'policy {chosen.name!r} declares M={remote} remote experts, layout "compact" has {copies} slots')
+        raise InvalidMapError(
+            f'policy {chosen.name!r} declares M={remote} remote experts, layout "compact" has {copies} slots'
+        )
     return _fits(Geometry(R, E, S, K, copies, pad, layout, chosen, load, remote))
 
 
@@ -116,7 +128,7 @@ def _fits(g: Geometry) -> Geometry:
     if slots > INT32_MAX:
         raise InvalidMapError(
             f"R*NvS = {g.R}*{g.NvS} = {slots} slots do not fit int32 (at most {INT32_MAX});"
-            f" NvS = L + (pad-1)*(epn+M) = {g.L} + {g.pad - 1}*{g.epn + g.M}: lower S, K or pad, or use policy=\"exact\""
+            f' NvS = L + (pad-1)*(epn+M) = {g.L} + {g.pad - 1}*{g.epn + g.M}: lower S, K or pad, or use policy="exact"'
         )
     return g
 

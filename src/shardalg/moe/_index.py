@@ -74,7 +74,15 @@ class Side:
 
 
 def table(
-    rank: int, items: int, slots: int, item: Array, turn: Array, out: Side, slot: Array, into: Side, device: torch.device
+    rank: int,
+    items: int,
+    slots: int,
+    item: Array,
+    turn: Array,
+    out: Side,
+    slot: Array,
+    into: Side,
+    device: torch.device,
 ) -> Table:
     """The table of routes ``item -> slot``; ``turn`` (unique, item-major) orders the sums at the source."""
     sent, received = out.rows, into.rows

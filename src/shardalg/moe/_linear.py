@@ -42,7 +42,9 @@ class Spread:
 
         return finish
 
-    def adjoint(self, xs: Sequence[torch.Tensor]) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor | None]]:
+    def adjoint(
+        self, xs: Sequence[torch.Tensor]
+    ) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor | None]]:
         dtypes = [x.dtype for x in xs]
         kept = [i for i, d in enumerate(dtypes) if _differentiable(d)]
         back = Collect(self.buffer, self.plan, self.kind, tuple(dtypes[i] for i in kept))
@@ -86,7 +88,9 @@ class Collect:
 
         return finish
 
-    def adjoint(self, xs: Sequence[torch.Tensor]) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor | None]]:
+    def adjoint(
+        self, xs: Sequence[torch.Tensor]
+    ) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor | None]]:
         dtypes = [x.dtype for x in xs]
         each = len(self.dtypes) // len(self.buffer.ranks)
         back = Spread(self.buffer, self.plan, self.kind)
@@ -168,11 +172,18 @@ class _Homeward:
     """One rank's side of a ``Collect``."""
 
     def __init__(
-        self, operator: Collect, t: Table, xs: Sequence[torch.Tensor], bases: Sequence[Any], dtypes: Sequence[torch.dtype]
+        self,
+        operator: Collect,
+        t: Table,
+        xs: Sequence[torch.Tensor],
+        bases: Sequence[Any],
+        dtypes: Sequence[torch.dtype],
     ) -> None:
         self.buffer, self.table, self.xs, self.bases, self.dtypes = operator.buffer, t, xs, bases, dtypes
         self.wires = [operator.wire_of(x) for x in xs]
-        widths = [x[:1].numel() if len(x) else x.new_empty((1, *x.shape[1:]), device="meta").numel() for x in xs]
+        widths = [
+            x[:1].numel() if len(x) else x.new_empty((1, *x.shape[1:]), device="meta").numel() for x in xs
+        ]
         self.columns = columns([w * d.itemsize for w, d in zip(widths, self.wires)])
         width = self.columns[-1][1]
         self.packed, wire = staged(self.buffer, t.in_rows + t.own, width)
@@ -186,7 +197,11 @@ class _Homeward:
     def _sum(self, rows: torch.Tensor, wire: torch.dtype, into: torch.Tensor) -> None:
         """An item's slots added, rounded to ``wire``, written as bytes."""
         direct = into.is_contiguous() and (wire == summing(rows.dtype) or len(self.table.arrive.sizes) < 2)
-        total = into.view(wire) if direct else rows.new_empty((len(into), rows.shape[1]), dtype=self._adds(rows, wire))
+        total = (
+            into.view(wire)
+            if direct
+            else rows.new_empty((len(into), rows.shape[1]), dtype=self._adds(rows, wire))
+        )
         sum_rows(rows, self.table.arrive, total, fresh=True)
         if not direct:
             into.copy_(as_bytes(total.to(wire)))
@@ -196,11 +211,17 @@ class _Homeward:
 
     def land(self) -> list[torch.Tensor]:
         outs = []
-        for (low, high), x, base, wire, dtype in zip(self.columns, self.xs, self.bases, self.wires, self.dtypes):
+        for (low, high), x, base, wire, dtype in zip(
+            self.columns, self.xs, self.bases, self.wires, self.dtypes
+        ):
             rows = self.landed[:, low:high].contiguous().view(wire)
             kind = summing(dtype)
             shape = (self.table.items, rows.shape[1])
-            total = rows.new_empty(shape, dtype=kind) if base is None else flat(base, shape[0]).to(kind, copy=True)
+            total = (
+                rows.new_empty(shape, dtype=kind)
+                if base is None
+                else flat(base, shape[0]).to(kind, copy=True)
+            )
             sum_rows(rows, self.table.home, total, fresh=base is None)
             outs.append(total.to(dtype).view(self.table.items, *x.shape[1:]))
         self.buffer.give(self.packed, self.landing)

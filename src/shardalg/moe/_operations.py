@@ -101,7 +101,9 @@ def prefetch(buffer: Buffer, plan: Any, experts: Any, *, async_op: bool = False)
 
 
 @eager
-def reduce_grad(buffer: Buffer, plan: Any, slot_grads: Any, local_grads: Any, *, async_op: bool = False) -> Any:
+def reduce_grad(
+    buffer: Buffer, plan: Any, slot_grads: Any, local_grads: Any, *, async_op: bool = False
+) -> Any:
     """``local_grads`` [epn, ...] plus the gradients of the experts' copies, the transpose of ``prefetch``.
 
     Sums are made in promote(float32, dtype), starting from the local value, in ascending (rank, slot), and
@@ -137,7 +139,9 @@ def _pairs(buffer: Buffer, outs: list[Tensors], K: int | None = None) -> Any:
 
 def _trees(buffer: Buffer, leaves: Tensors, specs: Sequence[Any]) -> Any:
     each = len(leaves) // len(specs)
-    return returned(buffer, [optree.tree_unflatten(s, leaves[i * each : (i + 1) * each]) for i, s in enumerate(specs)])
+    return returned(
+        buffer, [optree.tree_unflatten(s, leaves[i * each : (i + 1) * each]) for i, s in enumerate(specs)]
+    )
 
 
 def _weighted(rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

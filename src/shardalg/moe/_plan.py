@@ -148,7 +148,9 @@ class Seal:
             if now is not self.leaves[i]:
                 return f"{name} is not the tensor it was planned with"
             if now.shape != self.shapes[i] or now.dtype != torch.int32:
-                return f"{name} has become {now.dtype} {tuple(now.shape)}, it was int32 {tuple(self.shapes[i])}"
+                return (
+                    f"{name} has become {now.dtype} {tuple(now.shape)}, it was int32 {tuple(self.shapes[i])}"
+                )
             if now._version != self.versions[i] or now.data_ptr() != self.places[i]:
                 return f"{name} was written in place"
         for name, view, then in zip(LEAVES, self.views, self.sums):
@@ -182,18 +184,25 @@ class Seal:
 def seal(plan: CommPlan, owner: Owner) -> Seal:
     """The seal for a plan as it is now."""
     own = leaves(plan)
-    host = {name: getattr(plan, name).cpu().numpy() for name in ("dst", "recv_slots", "recv_routes", "experts_to_copy")}
+    host = {
+        name: getattr(plan, name).cpu().numpy()
+        for name in ("dst", "recv_slots", "recv_routes", "experts_to_copy")
+    }
     views = tuple(t.numpy() for t in own) if plan.device.type == "cpu" else ()
     shapes, versions = tuple(t.shape for t in own), tuple(t._version for t in own)
     places, sums = tuple(t.data_ptr() for t in own), tuple(_xor(v) for v in views)
     return Seal(owner, scalars(plan), own, shapes, versions, places, views, sums, host)
 
 
-def make_plan(g: Geometry, owner: Owner, values: dict[str, Any], arrays: dict[str, Array], device: torch.device) -> CommPlan:
+def make_plan(
+    g: Geometry, owner: Owner, values: dict[str, Any], arrays: dict[str, Array], device: torch.device
+) -> CommPlan:
     """The owned plan with these scalars and tables, shapes checked."""
     with torch.inference_mode(False):
-        tensors = {name: torch.from_numpy(np.ascontiguousarray(a, np.int32)).to(device) for name, a in arrays.items()}
-    plan = CommPlan(**values, **tensors)
+        tensors = {
+            name: torch.from_numpy(np.ascontiguousarray(a, np.int32)).to(device) for name, a in arrays.items()
+        }
+    plan = CommPlan(**(values | tensors))
     check_shapes(plan, g.groups)
     object.__setattr__(plan, "_seal", seal(plan, owner))
     return plan
@@ -211,20 +220,26 @@ def check_shapes(plan: CommPlan, groups: int) -> None:
     for name, shape in wanted.items():
         found = getattr(plan, name)
         if found.dtype != torch.int32 or tuple(found.shape) != shape or not found.is_contiguous():
-            raise InvalidMapError(f"{name} must be contiguous int32 {shape}, got {found.dtype} {tuple(found.shape)}")
+            raise InvalidMapError(
+                f"{name} must be contiguous int32 {shape}, got {found.dtype} {tuple(found.shape)}"
+            )
 
 
 def owned_seal(plan: Any, owner: Owner) -> Seal:
     """The seal of a plan that belongs to ``owner`` and is unchanged; ``ProvenanceError`` otherwise."""
     if not isinstance(plan, CommPlan):
-        raise ProvenanceError(f"expected a CommPlan from plan_dispatch(buffer, topk), got {type(plan).__name__}")
+        raise ProvenanceError(
+            f"expected a CommPlan from plan_dispatch(buffer, topk), got {type(plan).__name__}"
+        )
     if plan._seal is None:
         raise ProvenanceError(
             "this plan has no owner: it was constructed, replaced, copied, unpickled, read back or mapped over;"
             " use the plan that plan_dispatch returned, or its clone()"
         )
     if plan._seal.owner is not owner:
-        raise ProvenanceError("this plan belongs to another Buffer; plan again with plan_dispatch(buffer, topk)")
+        raise ProvenanceError(
+            "this plan belongs to another Buffer; plan again with plan_dispatch(buffer, topk)"
+        )
     broken = plan._seal.broken(plan)
     if broken is not None:
         raise ProvenanceError(f"this plan is no longer what its buffer planned: {broken}; plan again")
@@ -252,7 +267,11 @@ def _routing_table(s: Seal, *, merged: bool) -> Table:
 
 
 def _copies_table(s: Seal) -> Table:
-    rank, epn, copies = s.scalar("rank"), s.scalar("E") // s.scalar("R"), s.host["experts_to_copy"].astype(np.int64)
+    rank, epn, copies = (
+        s.scalar("rank"),
+        s.scalar("E") // s.scalar("R"),
+        s.host["experts_to_copy"].astype(np.int64),
+    )
     home = np.where(copies >= 0, copies // epn, -1)
     to, slot = np.nonzero(home == rank)
     expert = copies[to, slot] - rank * epn

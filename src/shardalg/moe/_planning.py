@@ -51,7 +51,9 @@ def _examine(g: Geometry, topk: Any) -> tuple[list[int], Array]:
         ids = topk.detach().cpu().numpy().reshape(-1)
         if ids.max(initial=-1) >= g.E:
             at = int((ids >= g.E).argmax())
-            problem = f"topk[{at // g.K}, {at % g.K}] is expert {ids[at]}, there are E={g.E} experts (0..{g.E - 1})"
+            problem = (
+                f"topk[{at // g.K}, {at % g.K}] is expert {ids[at]}, there are E={g.E} experts (0..{g.E - 1})"
+            )
     if problem:
         return as_words(problem) + [0] * g.E, ids
     real = ids if ids.min(initial=0) >= 0 else ids[ids >= 0]

@@ -83,7 +83,9 @@ def named_policy(policy: Any, slots: int) -> Policy:
     if callable(policy):
         name = getattr(policy, "__name__", type(policy).__name__)
         return Policy(name, policy, getattr(policy, "L", None), getattr(policy, "M", None))
-    raise InvalidMapError(f"policy must be one of {tuple(named)}, max_copies(B) or a callable, got {policy!r}")
+    raise InvalidMapError(
+        f"policy must be one of {tuple(named)}, max_copies(B) or a callable, got {policy!r}"
+    )
 
 
 def checked_alloc(policy: Policy, counts: Array, capacity: Array, load: int, remote: int) -> Array:
@@ -108,7 +110,7 @@ def remote_experts(alloc: Array) -> Array:
     """``[E, R]``: whether a rank that is not the expert's home computes tokens of it."""
     experts, ranks = alloc.shape
     at_home = np.arange(experts)[:, None] // (experts // ranks) == np.arange(ranks)
-    return (alloc > 0) & ~at_home
+    return np.logical_and(alloc > 0, ~at_home)
 
 
 def _check_declared(policy: Policy, found: Array, bound: int, what: str, name: str) -> None:

@@ -66,7 +66,7 @@ class Solo:
     """A group of one rank: nothing is ever sent and no process group is needed."""
 
     size = 1
-    ranks = (0,)
+    ranks: tuple[int, ...] = (0,)
     many = False
     closed = False
 
@@ -99,11 +99,13 @@ class Simulated:
 
     def exchange(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Wait:
         count(self.counters, sends, self.size)
-        parts = [send.data.split(list(send.splits)) for send in sends]
+        parts = [torch.split(send.data, list(send.splits)) for send in sends]
         for d, receive in enumerate(receives):
-            for s, into in enumerate(receive.data.split(list(receive.splits))):
+            for s, into in enumerate(torch.split(receive.data, list(receive.splits))):
                 if into.numel() != parts[s][d].numel():
-                    raise TransferError(f"rank {s} sends {parts[s][d].numel()} bytes to rank {d}, which expects {into.numel()}")
+                    raise TransferError(
+                        f"rank {s} sends {parts[s][d].numel()} bytes to rank {d}, which expects {into.numel()}"
+                    )
                 into.copy_(parts[s][d])
         return lambda: None
 
@@ -113,11 +115,13 @@ class Grouped:
 
     many = False
 
-    def __init__(self, group: Any, device: torch.device | str | None = None, owner: Context | None = None) -> None:
+    def __init__(
+        self, group: Any, device: torch.device | str | None = None, owner: Context | None = None
+    ) -> None:
         self.group = group
         self.owner = owner
         self.size = group.size()
-        self.ranks = (group.rank(),)
+        self.ranks: tuple[int, ...] = (group.rank(),)
         self.device = torch.device(device) if device is not None else _device_of(group)
         self.counters = Counters()
 
@@ -140,7 +144,9 @@ class Grouped:
             return lambda: None
         (send,), (receive,) = sends, receives
         options = dist.AllToAllOptions()
-        work = self.group.alltoall_base(receive.data, send.data, list(receive.splits), list(send.splits), options)
+        work = self.group.alltoall_base(
+            receive.data, send.data, list(receive.splits), list(send.splits), options
+        )
 
         def wait() -> None:
             _wait(work, send.data)

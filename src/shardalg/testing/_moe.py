@@ -98,4 +98,8 @@ def comm_plans(draw: DrawFn) -> tuple[Buffer, list[torch.Tensor], tuple[CommPlan
     return buffer, topk, plan_dispatch(buffer, topk)
 
 
-MOE: dict[str, SearchStrategy[Any]] = {"geometries": geometries(), "moe_buffers": moe_buffers(), "comm_plans": comm_plans()}
+MOE: dict[str, SearchStrategy[Any]] = {
+    "geometries": geometries(),
+    "moe_buffers": moe_buffers(),
+    "comm_plans": comm_plans(),
+}
