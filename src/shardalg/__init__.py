@@ -32,6 +32,7 @@ from .ops import Request as Request
 from .ops import block_cyclic as block_cyclic
 from .ops import canonicalize as canonicalize
 from .ops import cheapest as cheapest
+from .ops import adjoint as adjoint
 from .ops import check as check
 from .ops import check_layout as check_layout
 from .ops import complement as complement
@@ -116,10 +117,15 @@ from .plans import Round as Round
 from .plans import Stats as Stats
 from .plans import TransferPlan as TransferPlan
 from .plans import TreePlan as TreePlan
+from .show import Picture as Picture
+from .show import from_text as from_text
+from .show import show as show
+from .show import to_text as to_text
 
 # Loaded on first use, since they need torch, hypothesis or the file system.
 _MODULES = ("backends", "cli", "interop", "moe", "testing")
-_FUNCTIONS = {"Bound": "backends", "Context": "backends", "bind": "backends", "run": "backends"}
+_BACKENDS = ("Bound", "Context", "RunReport", "bind", "gather_layouts", "run", "run_async")
+_FUNCTIONS = dict.fromkeys(_BACKENDS, "backends")
 
 
 def __getattr__(name: str) -> Any:

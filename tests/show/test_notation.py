@@ -150,7 +150,7 @@ def test_the_short_form_of_any_map_is_one_line(m):
 
 def test_names_with_anything_in_them_read_back():
     names = ["q", 'a "b" \\ c', "rank 3", "é\n->\t", "tensor"]
-    space = Space.logical({name: (2,) for name in names})
+    space = Space.logical(dict.fromkeys(names, (2,)))
     m = sa.identity(space)
     assert from_text(to_text(m)) == m
 
