@@ -40,9 +40,11 @@ def canonicalize(m: AffineMap, *, homogeneous: bool = False, limits: Limits = Li
     >>> len(canonicalize(columns))
     2
     """
-    parts = by_holders(m, limits) if homogeneous else [m.table]
     budget = Budget(limits)
-    table = concatenate([_canonical(part, limits, budget) for part in parts])
+    table = _canonical(m.table, limits, budget)
+    if homogeneous:
+        parts = by_holders(AffineMap(m.domain, m.codomain, table), limits)
+        table = concatenate([_canonical(part, limits, budget) for part in parts])
     limits.hold("pieces", len(table))
     return remember(
         AffineMap(m.domain, m.codomain, table),
@@ -54,13 +56,15 @@ def canonicalize(m: AffineMap, *, homogeneous: bool = False, limits: Limits = Li
 def _canonical(table: PieceTable, limits: Limits, budget: Budget) -> PieceTable:
     """Each group of pieces that share boxes and scale in canonical form."""
     table = simplified(table)
+    families = families_of(table)
     plain = np.zeros(len(table), bool)
+    seen: dict[bytes, PieceTable] = {}
     cut = []
     for picked in grouped(table, alone=True):
-        if len(picked) == 1 and _is_plain(families_of(table.take(picked))[0]):
+        if len(picked) == 1 and _is_plain(families[picked[0]]):
             plain[picked] = True
         else:
-            cut.append(_decomposed(table.take(picked), limits, budget))
+            cut.append(_decomposed(table.take(picked), seen, limits, budget))
     return simplified(concatenate([table.take(plain), *cut]))
 
 
@@ -70,10 +74,27 @@ def _is_plain(family: Family) -> bool:
     return len(axes) < 2 or (len(axes) == 2 and axes[0][1] * axes[1][2] != axes[0][2] * axes[1][1])
 
 
-def _decomposed(table: PieceTable, limits: Limits, budget: Budget) -> PieceTable:
-    head = table.rows[:HEAD, 0]
+def _decomposed(
+    table: PieceTable, seen: dict[bytes, PieceTable], limits: Limits, budget: Budget
+) -> PieceTable:
+    """One group in canonical form, worked out at the origin, since ranks are often alike."""
+    start = table.rows[:HEAD, 0]
+    rows = table.rows.copy()
+    rows[[0, 2]] = 0
+    rows[[1, 3]] -= start[[1, 3], None]
+    at_origin = PieceTable(rows)
+    key = rows.tobytes()
+    if key not in seen:
+        seen[key] = _canonical_group(at_origin, limits, budget)
+    moved = seen[key].rows.copy()
+    moved[[0, 2]] = start[[0, 2], None]
+    moved[[1, 3]] += start[[1, 3], None]
+    return PieceTable(moved)
+
+
+def _canonical_group(table: PieceTable, limits: Limits, budget: Budget) -> PieceTable:
     families = _families(relation(table, limits, budget))
-    return families_table(sorted(families), head)
+    return simplified(families_table(sorted(families), table.rows[:HEAD, 0]))
 
 
 def _families(points: Relation | None) -> list[Family]:

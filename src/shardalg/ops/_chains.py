@@ -9,7 +9,7 @@ point, ``Strided`` as disjoint pieces of a table; both answer the same questions
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import TypeAlias
@@ -20,8 +20,8 @@ from .._errors import LimitError
 from .._limits import Budget, Limits
 from ..maps._relation import common, count_common, exact_sizes, families_table, minus
 from ..maps._space import IntArray
-from ..maps._table import Columns, PieceTable, build, concatenate
-from ._folding import Family, Point, families_of, simplified
+from ..maps._table import HEAD, Columns, PieceTable, build, concatenate
+from ._folding import Family, Point, families_of, points_of, simplified
 
 FEW = 512  # points that are always listed
 DENSE = 16  # points per piece up to which a set is listed
@@ -102,38 +102,50 @@ class Strided:
         return {n: build(_picked(heads, length == n)) for n in np.unique(length).tolist()}
 
     def _any_chains(self, step: Point) -> dict[int, PieceTable]:
-        """The chains of a set however it is cut: ``powers[j]`` holds the points from which
-        2**j points follow each other, and lengths are found by binary digits."""
-        powers = [self.table]
-        while self._fits(step, len(powers)):
-            j = len(powers) - 1
-            more = self._both(powers[j], _moved(powers[j], step, -(1 << j)))
-            if not len(more):
-                break
-            powers.append(more)
-        found = {0: self._less(self.table, _moved(self.table, step, 1))}
-        for j in reversed(range(len(powers))):
-            digits: dict[int, PieceTable] = {}
-            for length, heads in found.items():
-                longer = self._both(heads, _moved(powers[j], step, -length))
-                digits[length] = self._less(heads, longer)
-                digits[length + (1 << j)] = longer
-            found = {n: t for n, t in digits.items() if len(t)}
+        """The chains of a set however it is cut: from their starts and their ends."""
+        starts = self._less(self.table, _moved(self.table, step, 1))
+        ends = self._less(self.table, _moved(self.table, step, -1))
+        if _is_few(starts, self.budget) and _is_few(ends, self.budget):
+            return _paired(starts, ends, step)
+        found: dict[int, PieceTable] = {}
+        while len(starts):
+            length, its = self._class(starts, ends, step)
+            found[length] = its
+            starts = self._less(starts, its)
+            ends = self._less(ends, _moved(its, step, length - 1))
         return found
 
-    def _fits(self, step: Point, j: int) -> bool:
-        """Whether a chain of more than 2**(j - 1) points could lie in the set."""
-        return all(abs(s) << (j - 1) <= span for s, span in zip(step, self._spans()))
+    def _class(self, starts: PieceTable, ends: PieceTable, step: Point) -> tuple[int, PieceTable]:
+        """A length and the starts of all chains that long.
+
+        Of the starts with an end at that distance some may have a nearer end; the chain that ends
+        there is shorter, so its length is tried next, and in the end nothing lies between.
+        """
+        length = 1 + self._distance(_first_point(starts), step, ends)
+        while True:
+            its = self._both(starts, _moved(ends, step, 1 - length))
+            if length == 1:
+                return length, its
+            nearer = common(ends, _repeated(its, length - 1, step), self.limits, self.budget)
+            if not len(nearer.left):
+                return length, its
+            end = int(nearer.offset[0, 0]), int(nearer.offset[1, 0])
+            length = 1 + self._distance(end, _negative(step), starts)
+
+    def _distance(self, start: Point, step: Point, table: PieceTable) -> int:
+        """How many steps from a point to the nearest point of the table in that direction."""
+        reach = min(span // abs(s) for s, span in zip(step, self._spans()) if s)
+        line = _repeated(_listed_table([start], table), reach + 1, step)
+        met = common(table, line, self.limits, self.budget)
+        side = 0 if step[0] else 1
+        low = np.minimum(met.strides[side] * np.sign(step[side]) * (met.shape - 1), 0).sum(axis=0)
+        ahead = (met.offset[side] - start[side]) * np.sign(step[side]) + low
+        return int(ahead.min()) // abs(step[side])
 
     def _spans(self) -> tuple[int, int]:
         c = self.table.columns
-        spans = []
-        for offset, strides in ((c.dom_offset, c.dom_strides), (c.cod_offset, c.cod_strides)):
-            steps = strides * (c.shape - 1)
-            low = offset + np.minimum(steps, 0).sum(axis=0)
-            high = offset + np.maximum(steps, 0).sum(axis=0)
-            spans.append(int(high.max()) - int(low.min()))
-        return spans[0], spans[1]
+        low, high = zip(*(_range(c.shape, *x) for x in ((c.dom_offset, c.dom_strides), (c.cod_offset, c.cod_strides))))
+        return high[0] - low[0], high[1] - low[1]
 
     def _both(self, a: PieceTable, b: PieceTable) -> PieceTable:
         self.budget.spend(len(a) + len(b))
@@ -150,7 +162,7 @@ class Strided:
                 f" Limits(steps={self.budget.bound}); raise the bound, or compare with equivalent or fingerprint"
             )
         self.budget.spend(self.size)
-        return sorted(_points(self.table))
+        return sorted(points_of(families_of(self.table)))
 
 
 Relation: TypeAlias = Listed | Strided
@@ -158,10 +170,31 @@ Relation: TypeAlias = Listed | Strided
 
 def relation(table: PieceTable, limits: Limits, budget: Budget) -> Relation:
     """The points of a table, all in one pair of boxes and at one scale."""
-    size = sum(exact_sizes(table.shape))
-    if size <= max(FEW, min(DENSE * len(table), budget.left)):
-        return Listed(sorted(_points(table)), budget)
+    if _is_few(table, budget):
+        return Listed(sorted(points_of(families_of(table))), budget)
     return Strided(simplified(table), limits, budget)
+
+
+def _is_few(table: PieceTable, budget: Budget) -> bool:
+    """Whether the points are better listed."""
+    return sum(exact_sizes(table.shape)) <= max(FEW, min(DENSE * len(table), budget.left))
+
+
+def _paired(starts: PieceTable, ends: PieceTable, step: Point) -> dict[int, PieceTable]:
+    """Chains from their starts and ends: on each line they alternate, so sorting pairs them."""
+    found: defaultdict[int, list[Point]] = defaultdict(list)
+    side = 0 if step[0] else 1
+    either = [points_of(families_of(table)) for table in (starts, ends)]
+    pairs = zip(*(sorted(points, key=lambda p: _place(p, step, side)) for points in either))
+    for start, end in pairs:
+        found[1 + (end[side] - start[side]) // step[side]].append(start)
+    return {n: _listed_table(points, starts) for n, points in found.items()}
+
+
+def _place(p: Point, step: Point, side: int) -> tuple[int, int, int]:
+    """The line of a point along a step, and its place there."""
+    place, residue = divmod(p[side], step[side])
+    return p[0] * step[1] - p[1] * step[0], residue, place
 
 
 def refined(chains: dict[int, Relation], granule: int, step: Point) -> Relation:
@@ -175,18 +208,17 @@ def refined(chains: dict[int, Relation], granule: int, step: Point) -> Relation:
         ]  # fmt: skip
         return Listed(sorted(points), some[0][1].budget)
     one = next(heads for _, heads in some if isinstance(heads, Strided))
-    tables = [_repeated(_as_table(heads, one.table), n // granule, long) for n, heads in some]
+    starts = [h.table if isinstance(h, Strided) else _listed_table(h.points, one.table) for _, h in some]
+    tables = [_repeated(table, n // granule, long) for table, (n, _) in zip(starts, some)]
     return relation(concatenate(tables), one.limits, one.budget)
 
 
-def _as_table(some: Relation, like: PieceTable) -> PieceTable:
-    """The points as pieces, in the boxes and at the scale of another table."""
-    if isinstance(some, Strided):
-        return some.table
-    points = np.array(some.points, np.int64).T
-    none = np.zeros((0, some.size), np.int64)
-    box, _, far, _, top, bottom = (np.full(some.size, v) for v in like.rows[:6, 0].tolist())
-    return simplified(build(Columns(box, points[0], far, points[1], top, bottom, none, none, none)))
+def _listed_table(points: list[Point], like: PieceTable) -> PieceTable:
+    """Points as pieces, in the boxes and at the scale of another table."""
+    count = len(points)
+    offsets, none = np.array(points, np.int64).reshape(count, 2).T, np.zeros((0, count), np.int64)
+    box, _, far, _, top, bottom = (np.full(count, v) for v in like.rows[:HEAD, 0].tolist())
+    return build(Columns(box, offsets[0], far, offsets[1], top, bottom, none, none, none))
 
 
 def _repeated(table: PieceTable, count: int, step: Point) -> PieceTable:
@@ -207,15 +239,16 @@ def _moved(table: PieceTable, step: Point, times: int) -> PieceTable:
     return PieceTable(rows)
 
 
-def _points(table: PieceTable) -> Iterable[Point]:
-    """All points, piece by piece."""
-    for (slot, element), axes in families_of(table):
-        slots, elements = np.array([slot], np.int64), np.array([element], np.int64)
-        for n, s, e in axes:
-            steps: IntArray = np.arange(n, dtype=np.int64)
-            slots = (slots[:, None] + s * steps).reshape(-1)
-            elements = (elements[:, None] + e * steps).reshape(-1)
-        yield from zip(slots.tolist(), elements.tolist())
+def _first_point(table: PieceTable) -> Point:
+    c = table.columns
+    return int(c.dom_offset[0]), int(c.cod_offset[0])
+
+
+def _range(shape: IntArray, offset: IntArray, strides: IntArray) -> tuple[int, int]:
+    """The least and greatest address on one side."""
+    steps = strides * (shape - 1)
+    low, high = np.minimum(steps, 0).sum(axis=0), np.maximum(steps, 0).sum(axis=0)
+    return int((offset + low).min()), int((offset + high).max())
 
 
 def _end(family: Family) -> Point:

@@ -250,7 +250,7 @@ def fold_points(points: list[Point]) -> list[Family]:
     """Sorted distinct points as few nested progressions.
 
     Two points always are a progression, which says nothing and leaves odd strides behind: among
-    more points a pair counts only where its step comes again.
+    more points a pair counts only where its step comes three times.
 
     >>> fold_points([(0, 0), (1, 3), (2, 10), (3, 13)])
     [((0, 0), ((2, 2, 10), (2, 1, 3)))]
@@ -265,9 +265,17 @@ def fold_points(points: list[Point]) -> list[Family]:
     families: list[Family] = []
     for (extent, step), heads in _runs(points).items():
         inner = ((extent, *step),) if extent > 1 else ()
-        outer = fold_points(heads) if extent > 1 else [(p, ()) for p in heads]
-        families += [(head, axes + inner) for head, axes in outer]
+        families += [(head, axes + inner) for head, axes in _folded_heads(extent, heads)]
     return families
+
+
+def _folded_heads(extent: int, heads: list[Point]) -> list[Family]:
+    """The starts of runs folded in turn; those of pairs only where that is no accident."""
+    alone: list[Family] = [(head, ()) for head in heads]
+    if extent == 1:
+        return alone
+    outer = fold_points(heads)
+    return outer if extent > 2 or 3 * len(outer) <= len(heads) else alone
 
 
 def _runs(points: list[Point]) -> dict[tuple[int, Point], list[Point]]:
@@ -280,10 +288,10 @@ def _runs(points: list[Point]) -> dict[tuple[int, Point], list[Point]]:
         n = 1 if after > n else n
         runs[n, _step(points, k) if n > 1 else (0, 0)].append(points[k])
         k += n
-    for (n, step), heads in list(runs.items()):
-        if n == 2 and len(heads) == 1:
-            (slot, element), = runs.pop((n, step))
-            runs[1, (0, 0)] += [(slot, element), (slot + step[0], element + step[1])]
+    rare = [key for key, heads in runs.items() if key[0] == 2 and len(heads) < 3]
+    for key in rare:
+        _, (slot, element) = key
+        runs[1, (0, 0)] += [q for p in runs.pop(key) for q in (p, (p[0] + slot, p[1] + element))]
     return runs
 
 

@@ -10,6 +10,7 @@ from ..maps._meet import meet
 from ..maps._relation import CODOMAIN, DOMAIN, exact_sizes, families_table, side_blocks
 from ..maps._space import IntArray
 from ..maps._table import PieceTable, concatenate, widen
+from ._folding import simplified
 from ._holders import holders, left_families
 
 
@@ -19,10 +20,11 @@ def by_holders(m: AffineMap, limits: Limits = Limits()) -> list[PieceTable]:
     A piece that lies wholly in one set stays as it is; others are cut. Slots in boxes without
     a rank hold nothing for anybody: elements that only they map form a set of their own.
     """
-    ranked = m.domain.box_ranks[m.table.columns.dom_box] >= 0
-    if m.injective or not ranked.any():
+    plainer = AffineMap(m.domain, m.codomain, simplified(m.table))
+    ranked = m.domain.box_ranks[plainer.table.columns.dom_box] >= 0
+    if plainer.injective or not ranked.any():
         return [m.table]
-    owned = m if ranked.all() else AffineMap(m.domain, m.codomain, m.table.take(ranked))
+    owned = AffineMap(m.domain, m.codomain, plainer.table.take(ranked))
     regions = [region.table for _, region in holders(owned)]
     axes = max(r.axes for r in regions)
     where = PieceTable(np.concatenate([widen(r, axes) for r in regions], axis=1))

@@ -12,6 +12,8 @@ from ._folding import fold_points as fold_points
 from ._folding import simplified as simplified
 from ._homogeneous import by_holders
 
+FEW = 4096  # points of a group up to which it is also folded point by point
+
 
 def simplify(m: AffineMap, *, homogeneous: bool = False) -> AffineMap:
     """The same map with neighbouring pieces folded.
@@ -32,7 +34,7 @@ def simplify(m: AffineMap, *, homogeneous: bool = False) -> AffineMap:
     (7, 8)
     """
     parts = by_holders(m) if homogeneous else [m.table]
-    tables = [simplified(part) for part in parts]
+    tables = [simplified(part, listed=FEW) for part in parts]
     table = tables[0] if len(tables) == 1 else concatenate(tables)
     if table is m.table or table == m.table:
         return m
