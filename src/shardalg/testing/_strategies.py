@@ -61,7 +61,8 @@ def _shapes(max_axes: int, max_size: int) -> tuple[Shape, ...]:
 
 
 def _seldom_zero(most: int) -> SearchStrategy[int]:
-    return st.integers(1, most) | st.integers(1, most) | st.integers(0, most)
+    some = min(1, most)
+    return st.integers(some, most) | st.integers(some, most) | st.integers(0, most)
 
 
 @st.composite
