@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
@@ -12,30 +13,43 @@ import torch.distributed as dist
 
 from .._errors import InvalidMapError, TransferError
 from ._context import Context
-from ._transport import Exchange
+from ._own import guarded, own_store
+from ._shared import meet_near
+from ._strategies import STRATEGIES, Fused, PeerToPeer
+from ._transport import Exchange, Strategy
 
 TIMEOUT = timedelta(seconds=300)
 
 
 class GlooTransport:
-    """One rank of a gloo group; every exchange is one uneven ``all_to_all_single``."""
+    """One rank of a gloo group. ``exchange`` is one uneven ``all_to_all_single``; the messages of
+    programs travel by ``strategy``. ``store`` is where ranks leave words that outlive a broken group."""
 
-    def __init__(self, group: Any, rank: int, peers: tuple[int, ...], owned: bool) -> None:
+    def __init__(
+        self, group: Any, rank: int, peers: tuple[int, ...], *, store: Any, timeout: timedelta, owned: bool
+    ) -> None:
         self.group = group
         self.ranks = (rank,)
         self.peers = peers
         self.device = torch.device("cpu")
+        self.store = store
+        self.timeout = timeout
         self.owned = owned
+        self.strategy: Strategy = Fused(self)
 
     def gather(self, mine: Mapping[int, bytes]) -> dict[int, bytes]:
         (blob,) = mine.values()
+        return dict(zip(self.peers, self.gather_words(blob)))
+
+    def gather_words(self, blob: bytes) -> list[bytes]:
+        """The byte strings of all ranks, in the order of ``peers``."""
         sizes = self._all_gather(torch.tensor([len(blob)], dtype=torch.int64))
         width = max(int(s) for s in sizes)
         padded = torch.zeros(width, dtype=torch.uint8)
         if blob:
             padded[: len(blob)] = torch.frombuffer(bytearray(blob), dtype=torch.uint8)
         blobs = self._all_gather(padded)
-        return {p: bytes(b[: int(n)].numpy()) for p, b, n in zip(self.peers, blobs, sizes)}
+        return [bytes(b[: int(n)].numpy()) for b, n in zip(blobs, sizes)]
 
     def _all_gather(self, x: torch.Tensor) -> list[torch.Tensor]:
         found = [torch.empty_like(x) for _ in self.peers]
@@ -51,14 +65,42 @@ class GlooTransport:
         )
 
     def _wait(self, start: Any) -> None:
+        if self.group is None:
+            raise TransferError("the context was closed")
         try:
             start().wait()
         except RuntimeError as error:
-            raise TransferError(f"rank {self.ranks[0]}: gloo failed: {error}") from error
+            raise TransferError(f"gloo failed: {error}") from error
 
     def close(self) -> None:
+        self.strategy.close()
         if self.owned:
             self.group = None
+
+
+def with_strategy(transport: GlooTransport, name: str | None, host: str | None) -> GlooTransport:
+    """The transport with the strategy of that name, or the best one for where the ranks are: shared
+    memory takes about half of gloo's time, so it is used wherever two ranks can share it. Collective."""
+    if name is not None and name not in STRATEGIES:
+        raise InvalidMapError(f"no strategy {name!r}; there are {STRATEGIES}")
+    if len(transport.peers) == 1:
+        return transport
+    said = transport.gather_words(f"{name or ''} {secrets.token_hex(8)}".encode())
+    asked, numbers = zip(*(word.decode().split(" ") for word in said))
+    if len(set(asked)) > 1:
+        words = dict(zip(transport.peers, asked))
+        raise InvalidMapError(f"ranks ask for different strategies: {words}")
+    if transport.store is not None:  # contexts of one group must not read each other's words
+        transport.store = dist.PrefixStore(f"shardalg/{numbers[0]}", transport.store)
+    position = transport.peers.index(transport.ranks[0])
+    p2p = PeerToPeer(transport.group, position, transport.timeout)
+    if name == "p2p":
+        transport.strategy = p2p
+    elif name != "fused":
+        transport.strategy = (
+            meet_near(transport.gather_words, p2p, len(transport.peers), host) or transport.strategy
+        )
+    return transport
 
 
 def cpu(
@@ -68,6 +110,8 @@ def cpu(
     rank: int | None = None,
     size: int | None = None,
     timeout: timedelta = TIMEOUT,
+    strategy: str | None = None,
+    host: str | None = None,
 ) -> Context:
     """A context over a gloo process group: CPU tensors, one rank per process.
 
@@ -75,12 +119,20 @@ def cpu(
     is initialised if nobody did. Ranks of plans are global ranks. With ``store=``, ``rank=`` and
     ``size=`` the context builds a group of its own and leaves the default one alone; its ranks are
     0 .. size - 1. All members of the group must call this.
+
+    ``strategy`` says how messages travel: ``"fused"`` (one ``all_to_all_single`` per round),
+    ``"p2p"`` (one message per peer), ``"shared"`` (memory of one host) or ``"mixed"`` (shared memory on
+    each host, peer to peer between them). The default shares memory wherever two ranks can, and
+    is fused where none can; so do ``"shared"`` and ``"mixed"``. ``host`` names what this rank takes for
+    its host, besides what the system says: ranks with other names do not share memory.
     """
     if store is not None:
         if rank is None or size is None or not 0 <= rank < size:
             raise InvalidMapError(f"cpu(store=...) needs 0 <= rank < size, got rank={rank}, size={size}")
         own = dist.ProcessGroupGloo(store, rank, size, timeout)
-        return Context(GlooTransport(own, rank, tuple(range(size)), owned=True))
+        peers = tuple(range(size))
+        made = GlooTransport(own, rank, peers, store=store, timeout=timeout, owned=True)
+        return Context(with_strategy(made, strategy, host))
     if group is None:
         if not dist.is_initialized():
             if "RANK" not in os.environ or "MASTER_ADDR" not in os.environ:
@@ -94,4 +146,11 @@ def cpu(
     if "gloo" not in backend:
         raise InvalidMapError(f"cpu() needs a gloo group, this one is {backend!r}; use backends.auto(group)")
     peers = tuple(dist.get_process_group_ranks(group))
-    return Context(GlooTransport(group, dist.get_rank(), peers, owned=False))
+    made = GlooTransport(group, dist.get_rank(), peers, store=store_of(group), timeout=timeout, owned=False)
+    return Context(with_strategy(made, strategy, host))
+
+
+def store_of(group: Any) -> Any:
+    """The store that a group was made with, or None where torch does not tell."""
+    find = getattr(group, "get_group_store", None)
+    return None if find is None else find()

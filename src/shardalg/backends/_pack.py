@@ -61,7 +61,7 @@ class Rows(NamedTuple):
     target: IntArray | None
     source: IntArray | None
     first: int
-    count: int
+    rows: int
 
 
 class Steps(NamedTuple):
@@ -304,7 +304,7 @@ def as_dtype(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _geometry(x: torch.Tensor, v: View) -> tuple[Shape, Shape, int]:
-    return v.shape, v.strides, x.storage_offset() + v.offset
+    return v.shape, v.strides, int(x.storage_offset()) + v.offset
 
 
 def _turned(s: Strided) -> Strided:
@@ -344,13 +344,19 @@ def _indexed(r: Rows, target: torch.Tensor, source: torch.Tensor) -> Act:
         return _indexed_elements(r, target, source)
     kind = np.dtype(f"V{r.width}")
     to, of = (_bytes(x)[: x.nbytes // r.width * r.width].view(kind) for x in (target, source))
-    part = slice(r.first, r.first + r.count)
-    if r.target is None:
-        return lambda: np.take(of, r.source, out=to[part], mode="clip")
-    if r.source is None:
-        return lambda: _put(to, r.target, of[part])
-    between = np.empty(r.count, kind)
-    return lambda: _put(to, r.target, np.take(of, r.source, out=between, mode="clip"))
+    part = slice(r.first, r.first + r.rows)
+    at, index = r.target, r.source
+    if at is None:
+        assert index is not None
+        return lambda: _take(of, index, to[part])
+    if index is None:
+        return lambda: _put(to, at, of[part])
+    between = np.empty(r.rows, kind)
+    return lambda: _put(to, at, _take(of, index, between))
+
+
+def _take(of: Any, index: IntArray, out: Any) -> Any:
+    return np.take(of, index, out=out, mode="clip")  # "raise" would go through a buffer
 
 
 def _put(to: Any, index: Any, values: Any) -> None:
@@ -365,20 +371,22 @@ def _indexed_elements(r: Rows, target: torch.Tensor, source: torch.Tensor) -> Ac
     to, of = (as_dtype(x, RAW[r.width]) for x in (target, source))
     at, index = (None if i is None else torch.from_numpy(i).to(to.device) for i in (r.target, r.source))
     if at is None:
-        part = to[r.first : r.first + r.count]
+        assert index is not None
+        part = to[r.first : r.first + r.rows]
         return lambda: torch.index_select(of, 0, index, out=part)
     if index is None:
-        part = of[r.first : r.first + r.count]
+        part = of[r.first : r.first + r.rows]
         return lambda: to.scatter_(0, at, part)
-    between = torch.empty(r.count, dtype=to.dtype, device=to.device)
+    between = torch.empty(r.rows, dtype=to.dtype, device=to.device)
     return lambda: to.scatter_(0, at, torch.index_select(of, 0, index, out=between))
 
 
 def _indexed_on_device(r: Rows, target: torch.Tensor, source: torch.Tensor) -> Act:
     to, of = (_rows(x, r.width) for x in (target, source))
     at, index = (None if i is None else torch.from_numpy(i).to(to.device) for i in (r.target, r.source))
-    part = slice(r.first, r.first + r.count)
+    part = slice(r.first, r.first + r.rows)
     if at is None:
+        assert index is not None
         return lambda: torch.index_select(of, 0, index, out=to[part])
     if index is None:
         return lambda: to.index_copy_(0, at, of[part])

@@ -235,8 +235,9 @@ def _wanted_moves(plan: TransferPlan, p: Parcels, its: IntArray, rank: int) -> t
     met = meet(wire, wanted, limits, Budget(limits))
     none = np.zeros(len(met.left), np.int64)
     moves = Moves(
-        none, c.dom_box[met.right], p.rows[6, its[met.left]], none, met.right_offset[0], met.left_offset[0],
-        c.numerator[met.right], c.denominator[met.right], met.shape, met.right_strides[0], met.left_strides[0],
+        none, c.dom_box[met.right], p.rows[6, its[met.left]], none,
+        met.right_offset[0], met.left_offset[0], c.numerator[met.right], c.denominator[met.right],
+        met.shape, met.right_strides[0], met.left_strides[0],
     )  # fmt: skip
     return moves, met.left
 

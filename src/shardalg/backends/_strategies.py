@@ -11,6 +11,9 @@ import torch
 from .._errors import TransferError
 from ._transport import Buffers, Exchange, Outgoing, Transport
 
+# How messages between processes can travel; the default is chosen by where the processes are.
+STRATEGIES = ("fused", "p2p", "shared", "mixed")
+
 
 class Fused:
     """One uneven exchange for all messages of a turn: ``all_to_all_single`` on process groups."""
@@ -35,6 +38,9 @@ class Fused:
     def release(self) -> None:
         """Buffers are ours."""
 
+    def close(self) -> None:
+        """Nothing to give back."""
+
 
 class Direct:
     """Every rank is in this process: copies go from shard to shard and nothing is sent."""
@@ -51,16 +57,19 @@ class Direct:
     def release(self) -> None:
         """Nothing was lent."""
 
+    def close(self) -> None:
+        """Nothing to give back."""
+
 
 class PeerToPeer:
     """One message per peer that there is something for: all receives are posted first."""
 
     name = "p2p"
-    turn_bytes = None
 
-    def __init__(self, group: Any, position: int, timeout: timedelta) -> None:
+    def __init__(self, group: Any, position: int, timeout: timedelta, turn_bytes: int | None = None) -> None:
         self.group, self.position, self.timeout = group, position, timeout
-        self._tag = 0
+        self.turn_bytes = turn_bytes
+        self._turn = 0
 
     def outbox(self, rank: int, size: int, buffers: Buffers) -> torch.Tensor:
         return buffers(rank, "send", size)  # type: ignore[no-any-return]
@@ -69,20 +78,20 @@ class PeerToPeer:
         ((rank, part),) = parts.items()
         receive = buffers(rank, "receive", sum(part.receive_bytes))
         messages = receive.split(part.receive_bytes)
-        self.transfer(part.send.split(part.send_bytes), messages)
+        self._turn += 1
+        self.transfer(part.send.split(part.send_bytes), messages, self._turn)
         return {rank: messages}
 
-    def transfer(self, out: Sequence[torch.Tensor], into: Sequence[torch.Tensor]) -> None:
+    def transfer(self, out: Sequence[torch.Tensor], into: Sequence[torch.Tensor], tag: int) -> None:
         """Send ``out[p]`` to and fill ``into[p]`` from the peer at position p; empty ones are left out."""
-        self._tag += 1
         works = []
         try:
             for p, x in enumerate(into):
                 if x.numel():
-                    works.append(self.group.recv([x], p, self._tag))
+                    works.append(self.group.recv([x], p, tag))
             for p, x in _from(self.position, out):
                 if x.numel():
-                    works.append(self.group.send([x], p, self._tag))
+                    works.append(self.group.send([x], p, tag))
             for work in works:
                 work.wait(self.timeout)
         except RuntimeError as error:
@@ -90,6 +99,9 @@ class PeerToPeer:
 
     def release(self) -> None:
         """Buffers are ours."""
+
+    def close(self) -> None:
+        """Nothing to give back."""
 
 
 def _from(position: int, out: Sequence[torch.Tensor]) -> list[tuple[int, torch.Tensor]]:

@@ -80,3 +80,7 @@ class Strategy(Protocol):
     def release(self) -> None:
         """What ``swap`` returned has been read."""
         ...
+
+    def close(self) -> None:
+        """Give back what the strategy holds; ranks that wait for this one hear of it."""
+        ...

@@ -22,9 +22,10 @@ def schedule(
 ) -> Program:
     """The plan as rounds of messages, from global metadata alone.
 
-    In every round the send and receive buffers of a rank together stay within ``max_bytes``
-    (with the words that open a run, where those take at most half of it): big blocks are cut across rounds, small
-    ones share a message; without a bound everything that fits a message goes in one round.
+    In every round the send and receive buffers of a rank together stay within ``max_bytes`` (with
+    the words that open a run, where those take at most half of it): big blocks are cut across
+    rounds, small ones share a message; without a bound everything that fits a message goes in one
+    round.
     ``dtypes`` is one dtype name, a (source, target) pair, or a mapping by target name; where they
     differ the smaller travels. Without dtypes the counts assume 8 bytes per element and the first
     run schedules again with the real ones. Local copies are never on the wire.

@@ -1,0 +1,231 @@
+"""Messages in memory that the ranks of one host share.
+
+Every rank packs into a segment of its own and reads what it is sent where it lies. Segments are
+``memfd`` files: they have no name, so none is left behind however a process ends, and their
+memory is reserved when they are made, so that a lack of it is an error then and no crash later.
+Others open them through ``/proc`` and prove it by a number only the owner knew.
+
+Two halves take turns. Words next to them say what is ready and what has been read; an aligned
+word is written in one piece and, on the processors this is used on, after what it speaks of.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import platform
+import secrets
+import select
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from .._errors import TransferError
+from ._strategies import PeerToPeer
+from ._transport import Buffers, Outgoing, Strategy
+
+HALF = 4 << 20  # bytes of messages of one turn
+WORD = 8  # a word of its own cache line every 8 words
+NONCE, READY, READ, CLOSED = (WORD * k for k in range(4))
+ORDERED = ("x86_64", "AMD64")  # processors that keep writes in order
+SPINS = 200  # looks before the clock is asked
+PATIENCE = 0.02  # seconds of yielding before a waiter begins to sleep
+NAP = 0.0005
+
+
+class Segment:
+    """One rank's shared memory: words, and two halves for messages."""
+
+    def __init__(self, memory: mmap.mmap, ranks: int) -> None:
+        self.words = np.frombuffer(memory, np.int64, _words(ranks))
+        self.data = torch.frombuffer(memory, dtype=torch.uint8, offset=8 * _words(ranks))
+        self.ranks = ranks
+
+    def half(self, turn: int) -> torch.Tensor:
+        return self.data[turn % 2 * HALF :][:HALF]
+
+    def starts(self, turn: int) -> Any:
+        """The first byte of the message to each peer, for the half of a turn."""
+        first = 4 * WORD + turn % 2 * self.ranks
+        return self.words[first : first + self.ranks]
+
+
+def _words(ranks: int) -> int:
+    """Words before the messages: whole pages."""
+    return -(-(4 * WORD + 2 * ranks) // 512) * 512
+
+
+def _size(ranks: int) -> int:
+    return 8 * _words(ranks) + 2 * HALF
+
+
+def make(ranks: int) -> tuple[Segment, int]:
+    """A segment of our own and its file. Raises ``OSError`` where memory or the kind of file is missing."""
+    file = os.memfd_create("shardalg", os.MFD_CLOEXEC)
+    try:
+        os.posix_fallocate(file, 0, _size(ranks))
+        segment = Segment(mmap.mmap(file, _size(ranks)), ranks)
+    except OSError:
+        os.close(file)
+        raise
+    segment.words[NONCE] = secrets.randbits(62) + 1
+    return segment, file
+
+
+def look(process: int, file: int, ranks: int, nonce: int) -> Segment | None:
+    """The segment of another process, or None where it cannot be reached or is not the one meant."""
+    try:
+        mine = os.open(f"/proc/{process}/fd/{file}", os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        if os.fstat(mine).st_size != _size(ranks):
+            return None
+        segment = Segment(mmap.mmap(mine, _size(ranks)), ranks)
+    except (OSError, ValueError):
+        return None
+    finally:
+        os.close(mine)
+    return segment if int(segment.words[NONCE]) == nonce else None
+
+
+def this_host(name: str | None = None) -> str:
+    """What ranks must have in common to share memory: the running system and the namespace of its
+    processes. Empty where sharing is not possible."""
+    if platform.machine() not in ORDERED or not hasattr(os, "memfd_create"):
+        return ""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as boot:
+            return f"{name or ''}/{boot.read().strip()}/{os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
+class Shared:
+    """Messages to ranks of this host through shared memory, others (if any) peer to peer."""
+
+    turn_bytes = HALF
+
+    def __init__(
+        self, mine: Segment, near: Mapping[int, Segment], far: PeerToPeer, processes: Mapping[int, int]
+    ) -> None:
+        self.position, self.mine, self.near, self.far = far.position, mine, dict(near), far
+        self.name = "mixed" if len(near) + 1 < mine.ranks else "shared"
+        self._seconds = far.timeout.total_seconds()
+        self._alive = {p: _watch(process) for p, process in processes.items()}
+        self._turn = 0
+        self._readers: list[list[int]] = [[], []]  # who reads each half
+
+    def outbox(self, rank: int, size: int, buffers: Buffers) -> torch.Tensor:
+        assert size <= HALF
+        turn = self._turn + 1
+        for p in self._readers[turn % 2]:
+            self._wait(p, READ, turn - 2)
+        return self.mine.half(turn)[:size]
+
+    def swap(self, parts: Mapping[int, Outgoing], buffers: Buffers) -> dict[int, Sequence[torch.Tensor]]:
+        ((rank, part),) = parts.items()
+        self._turn += 1
+        turn = self._turn
+        starts = np.cumsum(part.send_bytes) - part.send_bytes
+        self.mine.starts(turn)[:] = starts
+        self._readers[turn % 2] = [p for p in self.near if part.send_bytes[p]]
+        self.mine.words[READY] = turn
+        sizes = [0 if p in self.near else n for p, n in enumerate(part.receive_bytes)]
+        messages = list(buffers(rank, "receive", sum(sizes)).split(sizes))
+        if any(sizes) or any(n for p, n in enumerate(part.send_bytes) if p not in self.near):
+            sent = [
+                x if p not in self.near else x[:0] for p, x in enumerate(part.send.split(part.send_bytes))
+            ]
+            self.far.transfer(sent, messages, turn)
+        for p, its in self.near.items():
+            if size := part.receive_bytes[p]:
+                self._wait(p, READY, turn)
+                start = int(its.starts(turn)[self.position])
+                messages[p] = its.half(turn)[start : start + size]
+        return {rank: messages}
+
+    def release(self) -> None:
+        self.mine.words[READ] = self._turn
+
+    def _wait(self, peer: int, word: int, turn: int) -> None:
+        """Yield, then sleep, until a peer's word has come to ``turn``; give up when it is gone or late."""
+        words = self.near[peer].words
+        for _ in range(SPINS):
+            if words[word] >= turn:
+                return
+            os.sched_yield()
+        began = time.monotonic()
+        while words[word] < turn:
+            waited = time.monotonic() - began
+            if words[CLOSED]:
+                raise TransferError(f"the peer at position {peer} closed its context")
+            if waited < PATIENCE:
+                os.sched_yield()
+                continue
+            if _gone(self._alive[peer]):
+                raise TransferError(f"the process of the peer at position {peer} is gone")
+            if waited > self._seconds:
+                raise TransferError(f"the peer at position {peer} did not answer within {self._seconds} s")
+            time.sleep(NAP)
+
+    def close(self) -> None:
+        """Tell the peers. The memory goes with the last process that sees it."""
+        self.mine.words[CLOSED] = 1
+        for file in self._alive.values():
+            if file is not None:
+                os.close(file)
+        self._alive = dict.fromkeys(self._alive)
+
+
+def _watch(process: int) -> int | None:
+    """A file that becomes readable when a process ends; None for our own."""
+    return None if process == os.getpid() else os.pidfd_open(process)
+
+
+def _gone(file: int | None) -> bool:
+    return file is not None and bool(select.select([file], [], [], 0)[0])
+
+
+# --- meeting ------------------------------------------------------------------------------
+
+
+def meet_near(
+    gather: Callable[[bytes], Sequence[bytes]], far: PeerToPeer, ranks: int, host: str | None
+) -> Strategy | None:
+    """Shared memory with every peer that can be reached both ways, ``far`` for the others; None where no
+    two ranks share memory. Collective: ``gather`` gives the words of all positions from one's own."""
+    words: dict[str, Any] = {"host": this_host(host), "process": os.getpid()}
+    segment, file = None, -1
+    if words["host"]:
+        try:
+            segment, file = make(ranks)
+            words |= {"file": file, "nonce": int(segment.words[NONCE])}
+        except OSError:  # no memory to share: the others reach this rank through the group
+            words["host"] = ""
+    said = [json.loads(b) for b in gather(json.dumps(words).encode())]
+    seen = {} if segment is None else _seen(said, far.position, ranks)
+    sights = [set(json.loads(b)) for b in gather(json.dumps(sorted(seen)).encode())]
+    if file >= 0:
+        os.close(file)
+    mutual = [{p for p in its if k in sights[p]} for k, its in enumerate(sights)]
+    if not any(mutual):
+        return None
+    if segment is None or not mutual[far.position]:
+        return PeerToPeer(far.group, far.position, far.timeout, HALF)  # in turns as small as the others'
+    near = {p: seen[p] for p in mutual[far.position]}
+    return Shared(segment, near, far, {p: said[p]["process"] for p in near})
+
+
+def _seen(said: Sequence[dict[str, Any]], position: int, ranks: int) -> dict[int, Segment]:
+    """The segments that can be opened, by position."""
+    found = {
+        p: look(its["process"], its["file"], ranks, its["nonce"])
+        for p, its in enumerate(said)
+        if p != position and its["host"] and its["host"] == said[position]["host"]
+    }
+    return {p: its for p, its in found.items() if its is not None}
