@@ -1,0 +1,110 @@
+"""The command line: what it prints, the codes it ends with; the demo's comparison sees one flipped byte."""
+
+import subprocess
+import sys
+
+import pytest
+from checkpoints import tensors, write_plain
+
+from shardalg.cli import demo, main
+from shardalg.cli._inspect import say_bytes
+from shardalg.cli._reshard import reshard
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    return write_plain(tmp_path_factory.mktemp("command") / "plain")
+
+
+def test_inspect_lists_every_tensor(plain, capfd):
+    assert main(["inspect", str(plain)]) == 0
+    said = capfd.readouterr().out.splitlines()
+    assert said[0].startswith(f"{plain}: plain, {len(tensors())} tensors") and said[0].endswith("in 1 files")
+    assert "  format: pt" in said
+    for name, t in tensors().items():
+        (line,) = (x for x in said if x.split()[0] == name)
+        assert line.split()[1] == str(t.dtype)[6:] and line.endswith(str(tuple(t.shape)))
+
+
+def test_inspect_says_how_tensors_are_stored(plain, tmp_path, capfd):
+    layout = tmp_path / "l.toml"
+    layout.write_text(
+        'format = 1\ndefault = "Replicate"\n[[join]]\nname = "*.kv"\n'
+        'parts = ["*.k_proj.weight", "*.v_proj.weight"]\n'
+        '[[tensor]]\nname = "embed*"\nplacement = { kind = "Split", axis = 0 }'
+    )
+    reshard(str(plain), str(tmp_path / "two"), str(layout), 2)
+    assert main(["inspect", str(tmp_path / "two")]) == 0
+    said = capfd.readouterr().out
+    assert "on 2 ranks" in said and "(13, 20) as (7, 20) (6, 20)" in said
+    assert "joined from layer.0.self_attn.k_proj.weight, layer.0.self_attn.v_proj.weight" in said
+
+
+def test_inspect_refuses(tmp_path, capfd):
+    assert main(["inspect", str(tmp_path / "nowhere")]) == 1
+    assert capfd.readouterr().err == f"shardalg: {tmp_path / 'nowhere'}: there is no such file or folder\n"
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["reshard"], ["inspect"], ["reshard", "a", "b", "--to", "full"], ["x"]]
+)
+def test_no_command_ends_with_2(arguments, capfd):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert "usage: shardalg" in capfd.readouterr().err
+
+
+def test_the_installed_command_runs():
+    out = subprocess.run(
+        [sys.executable, "-m", "shardalg.cli", "--help"], capture_output=True, text=True, check=True
+    )
+    assert "reshard" in out.stdout and "inspect" in out.stdout
+
+
+@pytest.mark.parametrize("count, word", [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (5 * 10**9, "5.0 GB")])
+def test_bytes_as_people_write_them(count, word):
+    assert say_bytes(count) == word
+
+
+# --- the demo -----------------------------------------------------------------------------
+
+
+def test_the_demo_runs_on_the_made_up_model(tmp_path, monkeypatch, capfd):
+    model = demo.made_up(tmp_path / "model", vocabulary=103, width=48, layers=1)
+    monkeypatch.setattr(demo, "fetched", lambda folder: model)
+    assert demo.demo(tmp_path) == 0
+    said = capfd.readouterr().out
+    assert "15 of 15 tensors equal bit for bit" in said
+    assert "2 -> 4 processes" in said and "4 -> 3 processes" in said and "peak memory" in said
+
+
+def test_one_flipped_bit_anywhere_is_seen(tmp_path):
+    model = demo.made_up(tmp_path / "model", vocabulary=11, width=12, layers=1)
+    copy = tmp_path / "copy.safetensors"
+    whole = model.read_bytes()
+    copy.write_bytes(whole)
+    assert demo.differences(model, copy) == []
+    for e in demo.read_header(model).entries:
+        for at in (e.begin, (e.begin + e.end) // 2, e.end - 1):
+            copy.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+            assert demo.differences(model, copy) == [e.name]
+
+
+def test_the_demo_fails_where_a_byte_differs(tmp_path, monkeypatch, capfd):
+    model = demo.made_up(tmp_path / "model", vocabulary=103, width=48, layers=1)
+    monkeypatch.setattr(demo, "fetched", lambda folder: model)
+    back = demo.reshard
+
+    def flipping(*arguments):
+        summary = back(*arguments)
+        path = tmp_path / "runs" / "back" / "model.safetensors"
+        whole = bytearray(path.read_bytes())
+        whole[-1] ^= 128
+        path.write_bytes(whole)
+        return summary
+
+    monkeypatch.setattr(demo, "reshard", flipping)
+    assert demo.demo(tmp_path) == 1
+    said = capfd.readouterr().out
+    assert "DIFFERS: " in said and "14 of 15 tensors equal bit for bit" in said
