@@ -251,9 +251,8 @@ def _column_heads(matrix: Matrix, left: float, w: float) -> list[str]:
 def _matrix_cell(matrix: Matrix, i: int, j: int, most: int, x: float, y: float, w: float, h: float) -> str:
     n = matrix.counts[i][j]
     local = matrix.local(i, j)
-    fill, ink = heat(n, most)
-    if local or not n:
-        fill, ink = ('fill="#b9c0c9"', 'fill="#111111"') if n else (svg.themed("void"), "")
+    fill, ink = ('fill="#b9c0c9"', 'fill="#111111"') if local else heat(n, most)
+    fill = fill if n else svg.themed("void")
     ends = f"from {rank_word(matrix.rows[i])}" + ("" if local else f" to {rank_word(matrix.columns[j])}")
     shape = svg.rect(
         x, y, w, h, fill, tip=f"{n} elements {'kept by' if local else ''} {ends}".replace("  ", " ")
