@@ -85,7 +85,9 @@ def test_replicas_inside_a_shard():
     assert found.size == 12 and not found.injective and len(found) == 1
 
 
-@pytest.mark.parametrize("scale", [Fraction(1, 3), Fraction(-2, 7), Fraction(1, 768), Fraction(5), Fraction(1, 2**20)])
+@pytest.mark.parametrize(
+    "scale", [Fraction(1, 3), Fraction(-2, 7), Fraction(1, 768), Fraction(5), Fraction(1, 2**20)]
+)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_scales_are_exact_rationals(scale, dtype):
     def divided(full, rank):

@@ -240,7 +240,7 @@ def shared_qk_value(shape: Any, attention: Attention, ranks: Any, *, axis: int =
     same heads of the second half. ``axis=0`` is v_proj (weight or bias), ``axis=1`` o_proj's weight.
 
     A rank with an odd number of query heads shares a value head with its neighbour. o_proj's bias
-    is refused by name: its partition yields an empty tensor.
+    is refused by name: its real partition yields an empty tensor.
 
     >>> m = shared_qk_value((16,), Attention(kv_heads=8), 2)
     >>> [(p.shape, p.codomain.offset, p.codomain.strides) for p in m.pieces_of(1)]
@@ -249,7 +249,7 @@ def shared_qk_value(shape: Any, attention: Attention, ranks: Any, *, axis: int =
     shape, labels = as_shape(shape), rank_ids(ranks)
     if axis == 1 and len(shape) == 1:
         raise UnsupportedError(
-            f"Yuan's o_proj bias of shape {shape} has no layout: its real partition yields an empty tensor;"
+            f"Yuan's o_proj bias of shape {shape} has no layout: its real partition keeps no value of it;"
             " hold it replicated, divided by the number of ranks (predivided_bias)"
         )
     heads = _need(attention.kv_heads, "kv_heads", "Yuan's shared-QK values")
