@@ -22,6 +22,7 @@ from ._struct import tree_map as tree_map
 from .maps import AffineMap as AffineMap
 from .maps import Box as Box
 from .maps import Piece as Piece
+from .maps import Sharded as Sharded
 from .maps import Side as Side
 from .maps import Space as Space
 from .ops import NAMED as NAMED
@@ -93,6 +94,7 @@ from .ops import scaled_by as scaled_by
 from .ops import schedule as schedule
 from .ops import section as section
 from .ops import shared_qk_value as shared_qk_value
+from .ops import sharded as sharded
 from .ops import simplify as simplify
 from .ops import subtract as subtract
 from .ops import translate as translate

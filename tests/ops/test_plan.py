@@ -362,7 +362,10 @@ def test_minimum_traffic_on_a_cube_and_from_replicas():
     stats = plan(cube, layout((16, 8), [Split(0), Replicate(), Replicate()], mesh=mesh)).stats
     assert (stats.elements_crossing, max(n for _, n in stats.received)) == (384, 48)
     everywhere = layout((16, 8), [Replicate()] * 3, mesh=mesh)
-    assert plan(everywhere, layout((16, 8), [Split(0), Split(1), Split(1)], mesh=mesh)).stats.elements_crossing == 0
+    assert (
+        plan(everywhere, layout((16, 8), [Split(0), Split(1), Split(1)], mesh=mesh)).stats.elements_crossing
+        == 0
+    )
 
 
 @pytest.mark.parametrize("vocabulary", [13, 32, 100, 50257])
@@ -471,7 +474,9 @@ def test_layouts_of_other_tensors_and_other_shapes_are_refused():
     twice = AffineMap.from_pieces(
         Space.shards({0: (1,)}), Space.logical((4,)), [Piece((2,), Side(0, (0,), 0), Side(0, (1,)))]
     )
-    with pytest.raises(InvalidMapError, match="the source is no layout: slot 0 of rank 0 has the two elements"):
+    with pytest.raises(
+        InvalidMapError, match="the source is no layout: slot 0 of rank 0 has the two elements"
+    ):
         plan(twice, layout((4,), Split(0), ranks=2))
 
 
@@ -548,7 +553,9 @@ def test_experts_become_one_tensor_in_four_copies():
 
 def test_names_on_one_side_only_list_both_sets():
     one = layout((4,), Split(0), ranks=2)
-    with pytest.raises(InvalidMapError, match=r"wanted but not among the sources \['b'\].*not wanted \['a'\]"):
+    with pytest.raises(
+        InvalidMapError, match=r"wanted but not among the sources \['b'\].*not wanted \['a'\]"
+    ):
         sa.plan_tree({"a": one}, {"b": one})
     with pytest.raises(InvalidMapError, match="views= and tied= name targets"):
         sa.plan_tree({"a": one}, {"a": one}, views={"c": sa.join(["a"])})

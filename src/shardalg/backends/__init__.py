@@ -1,8 +1,12 @@
 """Backends run programs: one process that plays all ranks, or many over torch.distributed."""
 
-from ._context import Bound as Bound
+from . import _torch_pytree as _torch_pytree
+from ._bind import bind as bind
+from ._bound import Bound as Bound
 from ._context import Context as Context
-from ._context import bind as bind
 from ._cpu import cpu as cpu
+from ._report import RunReport as RunReport
+from ._run import Handle as Handle
 from ._run import run as run
+from ._run import run_async as run_async
 from ._simulate import simulate as simulate

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch.utils._pytree as torch_pytree
 
+from ..maps import AffineMap, Sharded
+
 
 def register_in_torch(
     cls: type, flatten: Callable[[Any], tuple[Any, Any]], unflatten: Callable[[Any, Any], Any]
@@ -21,3 +23,15 @@ def register_in_torch(
         lambda leaves, context: unflatten(context, leaves),
         serialized_type_name=f"shardalg.{cls.__name__}",
     )
+
+
+def _flat(x: Sharded) -> tuple[list[Any], AffineMap]:
+    return [x.shards], x.layout
+
+
+def _whole(layout: AffineMap, leaves: Any) -> Sharded:
+    (shards,) = leaves
+    return Sharded(shards, layout)
+
+
+register_in_torch(Sharded, _flat, _whole)

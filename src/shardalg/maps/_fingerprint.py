@@ -55,7 +55,9 @@ class _Forms(NamedTuple):
 
 def _forms(m: AffineMap) -> _Forms:
     c = m.table.columns
-    names = [[space.boxes[i].name for i in box.tolist()] for space, box in zip(_sides(m), (c.dom_box, c.cod_box))]
+    names = [
+        [space.boxes[i].name for i in box.tolist()] for space, box in zip(_sides(m), (c.dom_box, c.cod_box))
+    ]
     rows = [c.numerator, c.denominator, *c.shape, *c.dom_strides, *c.cod_strides]
     ids: dict[tuple[Any, ...], int] = {}
     where = [ids.setdefault(form, len(ids)) for form in zip(*names, *(row.tolist() for row in rows))]

@@ -1,6 +1,7 @@
 """Pure operators on maps, placements and plans: one public function per idea."""
 
 from ..maps._fingerprint import fingerprint as fingerprint
+from ._adjoint import adjoint as adjoint
 from ._canonicalize import canonicalize as canonicalize
 from ._compose import compose as compose
 from ._concat import concat as concat
@@ -71,6 +72,7 @@ from ._simplify import simplify as simplify
 from ._syntax import install as _install
 from ._tensors import extract as extract
 from ._tensors import rebuild as rebuild
+from ._tensors import sharded as sharded
 from ._translate import translate as translate
 from ._views import join as join
 from ._views import section as section

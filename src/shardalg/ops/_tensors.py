@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._errors import InvalidMapError
-from ..maps import AffineMap, Box, Space
+from ..maps import AffineMap, Box, Sharded, Space
 from ..maps._space import Shape, describe_key
 from ._blocks import Tensor, bits, block, flat, is_torch, scaled, write, zeros
 from ._holders import holders
@@ -120,7 +120,7 @@ def _rebuilt(
             write(kept, s.shape, s.element_strides, s.element_offset, stored)
             mine[...] = True
             fresh = block(done, s.shape, s.element_strides, s.element_offset)
-            if fresh.any():
+            if len(seen) > 1 and fresh.any():  # the same element at another scale: the first stands
                 old = block(out, s.shape, s.element_strides, s.element_offset)
                 values = _where(fresh, old, values)
             fresh[...] = True
@@ -164,6 +164,24 @@ def _plain_bits(x: Tensor) -> Any:
     return raw.cpu().numpy() if is_torch(raw) else raw.reshape(x.shape + raw.shape[x.ndim :])
 
 
+def sharded(layout: AffineMap, shards: Mapping[int, Any]) -> Sharded:
+    """Shards with their layout, after checking ranks and shapes. A process gives its own ranks.
+
+    >>> import numpy as np
+    >>> from shardalg import layout, Split, tree_leaves
+    >>> halves = sharded(layout((4,), Split(0), ranks=2), {1: np.array([2, 3])})
+    >>> tree_leaves(halves)
+    [array([2, 3])]
+    """
+    extra = [r for r in shards if r not in layout.ranks]
+    if extra:
+        raise InvalidMapError(f"the layout has ranks {layout.ranks}; shards are given for {extra}")
+    for b in layout.domain.boxes:
+        if b.rank in shards:
+            _shard_of(shards[b.rank], b)
+    return Sharded(dict(shards), layout)
+
+
 # --- checking what is given ---------------------------------------------------------------
 
 
@@ -193,14 +211,18 @@ def _boxes(layout: AffineMap, shards: Mapping[int, Any]) -> dict[Any, Tensor]:
         )
     found = {}
     for b in layout.domain.boxes:
-        shard = shards[b.rank]  # type: ignore[index]
-        if isinstance(shard, Mapping):
-            if b.name not in shard:
-                raise InvalidMapError(f"the shard of {describe_key(b.key)} is missing")
-            shard = shard[b.name]
-        require_shape(shard, b, "a shard")
-        found[b.key] = shard
+        found[b.key] = _shard_of(shards[b.rank], b)  # type: ignore[index]
     return found
+
+
+def _shard_of(given: Any, b: Box) -> Tensor:
+    """The tensor for one box in what a rank gave, its shape checked."""
+    if isinstance(given, Mapping):
+        if b.name not in given:
+            raise InvalidMapError(f"the shard of {describe_key(b.key)} is missing")
+        given = given[b.name]
+    require_shape(given, b, "a shard")
+    return given
 
 
 def require_shape(x: Tensor, b: Box, what: str) -> None:

@@ -1,0 +1,100 @@
+"""holders: derived from the layout, slot by slot in the oracle."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+from hypothesis import given
+from laws import recut
+from oracle import meaning
+
+from shardalg import (
+    Experts,
+    InvalidMapError,
+    Replicate,
+    Segments,
+    Split,
+    equivalent,
+    holders,
+    image,
+    intersect,
+    layout,
+    union,
+)
+from shardalg.ops._holders import atoms
+from shardalg.testing import layouts
+
+
+def held_by(m):
+    """element -> ranks, one by one."""
+    found = defaultdict(set)
+    for (key, _), (_, element), _ in meaning(m).triples:
+        found[element].add(key[0])
+    return found
+
+
+@given(one=recut(layouts()))
+def test_regions_of_holders_partition_what_is_held(one):
+    found = holders(one)
+    want = held_by(one)
+    assert sum(region.size for _, region in found) == len(want)
+    for ranks, region in found:
+        for (_, element), *_ in meaning(region).triples:
+            assert tuple(sorted(want[element])) == ranks
+    for k, (_, region) in enumerate(found):
+        for _, other in found[k + 1 :]:
+            assert not len(intersect(region, other))
+    if found:
+        whole = found[0][1]
+        for _, region in found[1:]:
+            whole = union(whole, region)
+        assert equivalent(whole, image(one))
+
+
+@given(one=recut(layouts()))
+def test_holders_of_one_element(one):
+    want = held_by(one)
+    for element in range(one.codomain.size):
+        assert holders(one, element) == tuple(sorted(want.get(element, ())))
+
+
+@given(one=recut(layouts()))
+def test_an_atom_gives_each_holder_each_element_once_from_its_lowest_slot(one):
+    cut = atoms(one)
+    lowest = {}
+    for (key, slot), (_, element), _ in meaning(one).triples:
+        at = (key[0], element)
+        lowest[at] = min(lowest.get(at, slot), slot)
+    seen = {}
+    c = cut.table.columns
+    for k in range(len(cut.table)):
+        for x in _points(c.shape[:, k].tolist()):
+            slot = int(c.dom_offset[k] + sum(i * s for i, s in zip(x, c.dom_strides[:, k].tolist())))
+            element = int(c.cod_offset[k] + sum(i * s for i, s in zip(x, c.cod_strides[:, k].tolist())))
+            at = (int(cut.rank[k]), element)
+            assert at not in seen
+            seen[at] = slot
+    assert seen == lowest
+
+
+def _points(shape):
+    points = [()]
+    for n in shape:
+        points = [(*p, i) for p in points for i in range(n)]
+    return points
+
+
+def test_replicated_rows_and_experts():
+    """Cases 7 and 9."""
+    qkv = layout((48, 8), Segments(0, ((32, Split(0)), (16, Replicate()))), ranks=4)
+    assert {ranks: region.size for ranks, region in holders(qkv)} == {
+        (0,): 64, (1,): 64, (2,): 64, (3,): 64, (0, 1, 2, 3): 128,
+    }  # fmt: skip
+    placed = layout((6, 5), Experts([[0, 3], [3, 1, 5], [], [2, 4]]))
+    assert holders(placed, 3 * 5) == (0, 1) and placed.shard_shape(2) == (0, 5)
+
+
+def test_an_element_outside_is_refused():
+    with pytest.raises(InvalidMapError, match=r"element 9 is outside the tensor, 0\.\.3"):
+        holders(layout((4,), Split(0), ranks=2), 9)
