@@ -1,53 +1,60 @@
-"""Live contexts and the plans bound to them."""
+"""Live contexts: the processes that can run plans, and what they keep between runs."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, TypeAlias
+import logging
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 
-from .._errors import InvalidMapError, ProvenanceError, TransferError
-from .._struct import struct
-from ..ops import schedule
-from ..plans import Program, TransferPlan, TreePlan
-from ._transport import Transport
+from .._errors import ProvenanceError, TransferError
+from ..plans import Program
+from ._bound import Bound as Bound
+from ._bound import Owner, check_stamp
+from ._lane import Lane
+from ._report import RunReport
+from ._transport import Exchange, Transport
+from ._words import Word, Words, describe_stale
 
-Runnable: TypeAlias = "TransferPlan | TreePlan | Program"
+T = TypeVar("T")
 
-
-class Owner:
-    """The private token of one live context, compared by ``is``.
-
-    An instance of our own class and never a bare ``object()`` or an ``id()``: compiled code drops
-    the check for the one, and the other is used again after a context is gone.
-    """
-
-    __slots__ = ()
+log = logging.getLogger("shardalg")
 
 
 @dataclasses.dataclass
 class Counters:
-    """What a context has done: exchanges, payload bytes sent by its ranks, and preparations."""
+    """What a context has done: calls of its transport, payload bytes sent by its ranks, programs
+    prepared, and buffers or result tensors allocated."""
 
     gathers: int = 0
     exchanges: int = 0
     payload_bytes: int = 0
     preparations: int = 0
+    allocations: int = 0
 
 
 class Context:
     """A live set of processes that can run plans. Made by a backend, never by hand.
 
     ``ranks`` are the global ranks this process holds, ``peers`` everybody's. Buffers and prepared
-    programs are kept and reused between runs, and freed by ``close``.
+    programs are kept and reused between runs, and freed by ``close``. ``last_report`` says what the
+    last run did, ``counters`` what all did.
     """
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
         self.counters = Counters()
         self.closed = False
+        self.failed = ""
+        self.runs = 0
+        self.last_report: RunReport | None = None
+        self.others = tuple(p for p in transport.peers if p not in transport.ranks)  # held by other processes
+        self._doing, self._word, self._touched = "bind", Word(0, -1, True), False
         self._owner = Owner()
+        self._lane = Lane()
+        self._words = Words(getattr(transport, "store", None))
         self._prepared: dict[int, tuple[Program, Any]] = {}
         self._pool: dict[tuple[int, str], torch.Tensor] = {}
 
@@ -60,16 +67,21 @@ class Context:
         return self.transport.peers
 
     def __repr__(self) -> str:
-        state = "closed " if self.closed else ""
+        state = "closed " if self.closed else "failed " if self.failed else ""
         return f"<{state}Context of {len(self.peers)} ranks, holding {self.ranks}>"
 
     def close(self) -> None:
-        """Free buffers and what the context made; bound plans are refused from now on."""
+        """Free buffers and what the context made; bound plans are refused from now on, and ranks
+        that wait for this one hear of it at once."""
         if not self.closed:
             self.closed = True
-            self._prepared.clear()
-            self._pool.clear()
-            self.transport.close()
+            self._lane.close()
+            self._release()
+
+    def _release(self) -> None:
+        self.transport.close()
+        self._prepared.clear()
+        self._pool.clear()
 
     def __enter__(self) -> Context:
         return self
@@ -77,109 +89,92 @@ class Context:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    # --- messages ---
+
+    def at(self, doing: str, word: Word, *, touched: bool = False) -> None:
+        """Note what this process is doing, for errors here and, in the store, on other ranks."""
+        self._doing, self._word, self._touched = doing, word, touched
+        if self.others:
+            self._words.say(self.ranks, word)
+
     def gather(self, mine: dict[int, bytes]) -> dict[int, bytes]:
         """Small byte strings of all ranks."""
+        if not self.others:
+            return mine
         self.counters.gathers += 1
-        return self.transport.gather(mine)
+        return self._guarded(lambda: self.transport.gather(mine))
+
+    def exchange(self, parts: dict[int, Exchange]) -> None:
+        """One exchange of bytes between all ranks."""
+        self.counters.exchanges += 1
+        self._guarded(lambda: self.transport.exchange(parts))
+
+    def _guarded(self, talk: Callable[[], T]) -> T:
+        try:
+            return talk()
+        except TransferError as error:
+            raise self.broken(error) from error
+        except BaseException as error:
+            self.broken(error)
+            raise
+
+    def swap(self, word: bytes) -> dict[int, bytes]:
+        """This process's word to every rank, and every rank's: one exchange, words of one fixed size."""
+        if not self.others:
+            return dict.fromkeys(self.ranks, word)
+        size, count = len(word), len(self.peers) - 1
+        mark = torch.frombuffer(bytearray(word), dtype=torch.uint8)
+        parts = {}
+        for rank in self.ranks:
+            sizes = [0 if p == rank else size for p in self.peers]
+            send, receive = (self.buffer(rank, use, size * count) for use in ("words out", "words in"))
+            send.view(count, size).copy_(mark)
+            parts[rank] = Exchange(send, sizes, receive, sizes)
+        self.exchange(parts)
+        rank, part = next(iter(parts.items()))
+        said = part.receive.cpu().numpy().tobytes()
+        words = [said[at : at + size] for at in range(0, len(said), size)]
+        return {rank: word} | dict(zip((p for p in self.peers if p != rank), words))
 
     def buffer(self, rank: int, use: str, size: int) -> torch.Tensor:
         """A pooled ``uint8`` buffer of at least ``size`` bytes, cut to size."""
         held = self._pool.get((rank, use))
         if held is None or held.numel() < size:
+            self.counters.allocations += 1
             held = torch.empty(size, dtype=torch.uint8, device=self.transport.device)
             self._pool[rank, use] = held
         return held[:size]
 
+    # --- faults ---
 
-@struct
-class Bound:
-    """A program stamped with the context that may run it. Equality ignores the stamp."""
-
-    program: Program
-    _owner: Owner | None = dataclasses.field(default=None, init=False, repr=False, compare=False)
-
-    def clone(self) -> Bound:
-        """An equal bound plan that the same context accepts."""
-        return _stamped(self.program, self._owner)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (Bound, (self.program,))
-
-    def __copy__(self) -> Bound:
-        return Bound(self.program)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Bound:
-        return Bound(self.program)
+    def broken(self, error: BaseException) -> TransferError:
+        """Give up on this context, so that the other ranks hear at once; what to tell the caller: what
+        this process was doing and which ranks do not answer."""
+        doing = f"{', '.join(map(str, self.ranks[:4]))}: {self._doing}"
+        said = f"rank {doing}: {error or type(error).__name__}"
+        stale = {}
+        if self.others and not self.failed:
+            self.failed = said
+            self._lane.close()
+            self._release()
+            stale = self._words.stale(self._word, self.ranks, self.others)
+            log.warning("%s%s", said, describe_stale(stale))
+        return TransferError(said + describe_stale(stale), targets_touched=self._touched)
 
 
-def _stamped(program: Program, owner: Owner | None) -> Bound:
-    bound = Bound(program)
-    object.__setattr__(bound, "_owner", owner)
-    return bound
-
-
-def bind(ctx: Context, plan: Runnable, *, dtypes: Any = None) -> Bound:
-    """The plan as a program that ``ctx`` will run. Collective: every rank of the context calls it.
-
-    All ranks compare digests (and dtypes, where given) before anything is sent; a difference
-    raises the same ``TransferError`` on every rank. Bind once, run many times.
-    """
+def check_context(ctx: Any) -> None:
+    """Raise unless ``ctx`` is an open context that has not failed."""
+    if not isinstance(ctx, Context):
+        raise ProvenanceError(f"expected a context made by a backend, got {type(ctx).__name__}")
     if ctx.closed:
         raise ProvenanceError("the context is closed; make a new one and bind again")
-    program = plan if isinstance(plan, Program) else None
-    problem = ""
-    if program is None:
-        if not isinstance(plan, (TransferPlan, TreePlan)):
-            raise InvalidMapError(f"bind takes a plan or a program, got {type(plan).__name__}")
-        program = schedule(plan, dtypes=dtypes)
-    elif dtypes is not None:
-        raise InvalidMapError("dtypes= belongs to schedule() when a program is bound")
-    missing = sorted(ranks_of(program) - set(ctx.peers))
-    if missing:
-        problem = f"the plan uses ranks {missing[:8]}, but the context has {len(ctx.peers)}: {ctx.peers[:8]}"
-    _agree(ctx, program.digest, problem)
-    return _stamped(program, ctx._owner)
+    if ctx.failed:
+        raise TransferError(f"this context failed earlier ({ctx.failed}); make a new one and bind again")
 
 
-def ranks_of(program: Program) -> set[int]:
-    """Global ranks that send, receive or keep something."""
-    found: set[int] = set()
-    for plan in {id(e.plan): e.plan for e in program.plan.entries}.values():
-        for s, t, _ in plan.traffic:
-            found |= {s, t}
-    return found
-
-
-def _agree(ctx: Context, digest: str, problem: str) -> None:
-    """Raise the same error on every rank unless all bring the same digest and no problem."""
-    mine = f"{digest}\n{problem}".encode()
-    said = {r: b.decode().split("\n", 1) for r, b in ctx.gather(dict.fromkeys(ctx.ranks, mine)).items()}
-    bad = {r: why for r, (_, why) in said.items() if why}
-    if bad:
-        rank = min(bad)
-        raise TransferError(f"bind: rank {rank}: {bad[rank]}")
-    groups: dict[str, list[int]] = {}
-    for rank, (its, _) in said.items():
-        groups.setdefault(its, []).append(rank)
-    if len(groups) > 1:
-        words = "; ".join(f"ranks {its[:8]} hold {d[:12]}" for d, its in groups.items())
-        raise TransferError(
-            f"bind: the ranks hold different plans: {words}. Plan from the same layouts everywhere"
-        )
-
-
-def check_owner(ctx: Context, bound: Any) -> None:
+def check_owner(ctx: Any, bound: Any) -> None:
     """Raise unless ``bound`` was stamped by this very context and it is open. Local and silent."""
-    if not isinstance(bound, Bound):
-        raise ProvenanceError(
-            f"run takes what bind returned, got {type(bound).__name__}: bind the plan first"
-        )
-    if bound._owner is None:
-        raise ProvenanceError(
-            "this bound plan has no owner: it was built by hand, replaced, copied, unpickled or unflattened;"
-            " bind the plan to this context, or use clone()"
-        )
-    if bound._owner is not ctx._owner:
-        raise ProvenanceError("this plan was bound to another context; bind it to this one")
-    if ctx.closed:
-        raise ProvenanceError("the context is closed; make a new one and bind again")
+    if not isinstance(ctx, Context):
+        raise ProvenanceError(f"expected a context made by a backend, got {type(ctx).__name__}")
+    check_stamp(ctx._owner, bound)
+    check_context(ctx)

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import struct as packing
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from .._errors import InvalidMapError, ShardalgError, TransferError, UnsupportedError
-from ..maps import Box
-from ..maps._space import describe_key
-from ..ops import schedule
-from ..plans import Entry, Program
-from ..plans._dtypes import UNSCALABLE, dtype_name
-from ._context import Bound, Context, check_owner
-from ._pack import copy_local, drain, fill
-from ._script import Script, Turn, script
-from ._transport import Exchange
+from .._errors import ShardalgError, TransferError
+from ..plans import Program
+from ._autograd import Past, recorded, wants_gradients
+from ._bound import Bound
+from ._context import Context, check_owner, log
+from ._eager import eager
+from ._job import Job, Shards
+from ._opening import Opening, check_tag, closed, opened
+from ._ready import Ready, ready_for
+from ._report import Clock, RunReport
+from ._rounds import travel
+from ._words import Word
 
-Shards: TypeAlias = Any  # {rank: tensor}, {rank: {name: tensor}}, or a dict of those by tensor name
 Progress: TypeAlias = Callable[[int, int], None]  # rounds done, rounds in all
 
-HEADER = packing.Struct("<4sBxxxqqq")  # magic, refusal, (pad), tag, run number, digest prefix
-MAGIC = b"shda"
 
-
+@eager
 def run(
     ctx: Context,
     bound: Bound,
@@ -33,6 +32,8 @@ def run(
     out: Shards = None,
     *,
     tag: int | None = None,
+    donate: bool = False,
+    verify: bool = False,
     progress: Progress | None = None,
 ) -> Shards:
     """Move data: the target's shards from the source's.
@@ -46,340 +47,163 @@ def run(
     plans in the same order with the same ``tag``.
 
     The owner of ``bound`` is checked first, before anything is sent. What is wrong with one
-    rank's tensors becomes an error on every rank before any target is touched.
+    rank's tensors becomes an error on every rank before any target is touched. A rank that
+    dies, stops or never calls makes this raise ``TransferError`` on the others within the context's
+    timeout; the context is of no use then.
+
+    ``donate=True`` gives the source tensors up: each becomes empty as soon as its last copy has left.
+    ``verify=True`` compares a checksum per copy; a difference is the same error on every rank and names
+    the copy. ``progress`` is called with (rounds done, rounds in all). ``ctx.last_report`` says what the
+    run did.
+
+    Differentiable where an input requires gradients and ``out`` is not given: the backward runs
+    ``adjoint(plan)``, so it is collective too, and every rank must reach it.
     """
     check_owner(ctx, bound)
-    job = _Job(ctx, bound.program)
-    refusal: ShardalgError | None = None
-    try:
-        job.take(shards, out)
-    except ShardalgError as error:
-        refusal = error
-    prepared = _prepared(ctx, bound.program, job, refusal)
-    if refusal is None:
-        try:
-            job.allocate(prepared[0])
-        except ShardalgError as error:
-            refusal = error
-    _rounds(ctx, *prepared, job, refusal, tag, progress)
-    return job.result()
+    call = _call(tag, donate, verify, progress)
+    return _answer(*ctx._lane.run(lambda: perform(ctx, bound.program, shards, out, call)))
 
 
-# --- preparing ----------------------------------------------------------------------------
+@eager
+def run_async(
+    ctx: Context,
+    bound: Bound,
+    shards: Shards,
+    out: Shards = None,
+    *,
+    tag: int | None = None,
+    donate: bool = False,
+    verify: bool = False,
+    progress: Progress | None = None,
+) -> Handle:
+    """``run`` in the background. Runs of one context follow each other in the order of the calls, these
+    and plain ones, so every rank must call in one order. Leave the tensors alone until ``wait()``."""
+    check_owner(ctx, bound)
+    call = _call(tag, donate, verify, progress)
+    inference = torch.is_inference_mode_enabled()
+    fence = getattr(ctx.transport, "fence", None)
+    ready = fence() if fence is not None else None
+
+    def work() -> Performed:
+        if ready is not None:
+            ready()
+        with torch.inference_mode(inference):
+            return perform(ctx, bound.program, shards, out, call)
+
+    return Handle(ctx._lane.start(work))
 
 
-def _prepared(
-    ctx: Context, program: Program, job: _Job, refusal: ShardalgError | None
-) -> tuple[Program, Script]:
-    """The program with its dtypes and this process's script: made once, then reused."""
-    kept = ctx._prepared.get(id(program))
-    if kept is not None and kept[0] is program:
-        return kept[1]  # type: ignore[no-any-return]
-    final = program
-    if program.dtypes is None:
-        dtypes = _agreed_dtypes(ctx, program, job, refusal)
-        final = schedule(program.plan, max_bytes=program.max_bytes, dtypes=dtypes)
-    ctx.counters.preparations += 1
-    ready = (final, script(final, ctx.ranks))
-    ctx._prepared[id(program)] = (program, ready)
-    return ready
+class Handle:
+    """A run in the background."""
 
+    def __init__(self, work: Future[Performed]) -> None:
+        self._work = work
+        self._answers: list[Shards] = []
 
-def _agreed_dtypes(
-    ctx: Context, program: Program, job: _Job, refusal: ShardalgError | None
-) -> dict[str, tuple[str, str]]:
-    """One (source, target) dtype pair per entry, from what all ranks hold."""
-    mine = "!" + str(refusal) if refusal is not None else ";".join(job.dtype_words())
-    said = {r: b.decode() for r, b in ctx.gather(dict.fromkeys(ctx.ranks, mine.encode())).items()}
-    if refusal is not None:
-        raise refusal
-    for rank, words in said.items():
-        if words.startswith("!"):
-            raise TransferError(f"rank {rank} refused its tensors: {words[1:]}")
-    found: list[tuple[set[str], set[str]]] = [(set(), set()) for _ in program.plan.entries]
-    for words in said.values():
-        for sides, pair in zip(found, words.split(";") if words else []):
-            for seen, name in zip(sides, pair.split("/")):
-                seen |= {name} - {""}
-    pairs = {}
-    for entry, (source, target) in zip(program.plan.entries, found):
-        if len(source) > 1 or len(target) > 1:
-            raise TransferError(
-                f"{_say(entry)}: ranks hold different dtypes: sources {sorted(source)}, targets {sorted(target)}"
-            )
-        held = next(iter(source), next(iter(target), "uint8"))
-        pairs[entry.target] = (held, next(iter(target), held))
-    return pairs
+    def __repr__(self) -> str:
+        return f"<Handle of a run, {'done' if self.done() else 'going on'}>"
 
+    def done(self) -> bool:
+        """Whether the run has ended, well or not."""
+        return self._work.done()
 
-def _say(entry: Entry) -> str:
-    return repr(entry.target) if entry.target else "the tensor"
+    def wait(self, timeout: float | None = None) -> Shards:
+        """The result of the run, or its error; ``TimeoutError`` after ``timeout`` seconds, and it goes on."""
+        if not self._answers:
+            try:
+                performed = self._work.result(timeout)
+            except CancelledError as error:
+                raise TransferError("the context was closed before this run began") from error
+            self._answers.append(_answer(*performed))
+        return self._answers[0]
 
 
 # --- one run ------------------------------------------------------------------------------
 
 
-class _Job:
-    """The tensors of one run: checked, flat, by entry and box."""
+class Call(NamedTuple):
+    """How to run: the caller's options, and whether this is the backward of run ``tag``."""
 
-    def __init__(self, ctx: Context, program: Program) -> None:
-        self.ctx, self.program = ctx, program
-        self.held = set(ctx.ranks)
-        self.sources: dict[tuple[int, Box], torch.Tensor] = {}
-        self.targets: dict[tuple[int, Box], torch.Tensor] = {}
-        self.given: dict[tuple[int, Box], torch.Tensor] = {}
-        self.out: Shards = None
-
-    def take(self, shards: Shards, out: Shards) -> None:
-        """Check and flatten the shards this process holds."""
-        self.out = out
-        for k, e in enumerate(self.program.plan.entries):
-            for b in self._boxes(e, "source"):
-                x = _find(
-                    shards, e.source_name(b.name), b, self.program.single, "shards", len(e.sources) == 1
-                )
-                self.sources[k, b] = x.detach().reshape(-1)
-            if out is not None:
-                for b in self._boxes(e, "target"):
-                    y = _find(out, e.target, b, self.program.single, "out", True)
-                    self.given[k, b] = y
-        _check_overlap(self.sources, self.given)
-
-    def _boxes(self, e: Entry, side: str) -> Iterator[Box]:
-        m, to = (
-            (e.plan.source, e.plan.global_source)
-            if side == "source"
-            else (e.plan.target, e.plan.global_target)
-        )
-        for b in m.domain.boxes:
-            if b.rank is not None and to(b.rank) in self.held:
-                yield b
-
-    def dtype_words(self) -> list[str]:
-        """``source/target`` dtype names per entry, empty where this process holds nothing."""
-        words = []
-        for k in range(len(self.program.plan.entries)):
-            sides = []
-            for side in (self.sources, self.given):
-                names = {dtype_name(x.dtype) for (entry, _), x in side.items() if entry == k}
-                if len(names) > 1:
-                    raise InvalidMapError(f"shards of one tensor have different dtypes {sorted(names)}")
-                sides.append(next(iter(names), ""))
-            words.append("/".join(sides))
-        return words
-
-    def allocate(self, program: Program) -> None:
-        """Targets ready to write: the given ones, or fresh ones."""
-        assert program.dtypes is not None
-        for k, (e, dtypes) in enumerate(zip(program.plan.entries, program.dtypes)):
-            _check_scaled(e, dtypes)
-            self._check_dtypes(k, e, dtypes)
-            full = e.plan.map.size == e.plan.target.domain.size
-            for b in self._boxes(e, "target"):
-                given = self.given.get((k, b))
-                if given is None:
-                    make = torch.empty if full else torch.zeros
-                    fresh = make(b.shape, dtype=getattr(torch, dtypes[1]), device=self.ctx.transport.device)
-                    self.given[k, b] = given = fresh
-                self.targets[k, b] = (
-                    given.detach().view(-1) if given.is_contiguous() else given.detach().reshape(-1)
-                )
-
-    def _check_dtypes(self, k: int, e: Entry, dtypes: tuple[str, str]) -> None:
-        for want, side, word in ((dtypes[0], self.sources, "shard"), (dtypes[1], self.given, "out")):
-            for (entry, b), x in side.items():
-                if entry == k and dtype_name(x.dtype) != want:
-                    raise InvalidMapError(
-                        f"{_say(e)}: the {word} of {describe_key(b.key)} is {dtype_name(x.dtype)}, agreed was {want}"
-                    )
-
-    def store(self) -> None:
-        """Copy back into given targets that are not contiguous."""
-        for key, given in self.given.items():
-            flat = self.targets[key]
-            if flat.data_ptr() != given.data_ptr() or not given.is_contiguous():
-                given.detach().copy_(flat.view(given.shape))
-
-    def result(self) -> Shards:
-        if self.out is not None:
-            return self.out
-        tree: dict[str, dict[int | None, Any]] = {}
-        for k, e in enumerate(self.program.plan.entries):
-            its = tree[e.target] = {}
-            for b in self._boxes(e, "target"):
-                if b.name:
-                    its.setdefault(b.rank, {})[b.name] = self.given[k, b]
-                else:
-                    its[b.rank] = self.given[k, b]
-        for alias, name in self.program.plan.tied:
-            tree[alias] = tree[name]
-        return tree[""] if self.program.single else tree
+    tag: int | None
+    donate: bool
+    verify: bool
+    progress: Progress | None
+    gradients: bool
+    back: bool = False
 
 
-def _find(given: Shards, name: str, b: Box, single: bool, what: str, nameless: bool) -> torch.Tensor:
-    """The tensor for one box in what the caller gave; every absence is named."""
-    at = given
-    where = f"{what}" if single else f"{what}[{name!r}]"
-    if not single:
-        if not isinstance(at, Mapping) or name not in at:
-            raise InvalidMapError(f"{what} has no tensor {name!r}")
-        at = at[name]
-    if isinstance(at, Mapping):
-        if b.rank not in at:
-            raise InvalidMapError(f"{where} has no shard of rank {b.rank}; it has {sorted(at)}")
-        at = at[b.rank]
-    if isinstance(at, Mapping):
-        if b.name not in at:
-            raise InvalidMapError(f"{where}[{b.rank}] has no tensor {b.name!r}; it has {sorted(at)}")
-        at = at[b.name]
-    if not isinstance(at, torch.Tensor):
-        raise InvalidMapError(f"{where} of rank {b.rank} must be a torch tensor, got {type(at).__name__}")
-    if tuple(at.shape) != b.shape:
-        raise InvalidMapError(
-            f"{where} of rank {b.rank} has shape {tuple(at.shape)}, the layout says {b.shape}"
-        )
-    if at.layout != torch.strided:
-        raise UnsupportedError(f"{where} of rank {b.rank} is {at.layout}; only strided tensors can be moved")
-    return at
+class Performed(NamedTuple):
+    """A run that ended well, and what its backward needs, if there is one."""
+
+    job: Job
+    past: Past | None
 
 
-def _check_overlap(sources: Mapping[Any, torch.Tensor], targets: Mapping[Any, torch.Tensor]) -> None:
-    """Refuse an out that shares memory with a source or with another out."""
-    spans = sorted(
-        (*_span(x), kind, key[1])
-        for kind, side in ((0, sources), (1, targets))
-        for key, x in side.items()
-        if x.numel()
-    )
-    reach, last = -1, (0, None)
-    for start, end, kind, box in spans:
-        if start < reach and (kind or last[0]):
-            raise InvalidMapError(
-                f"out of {describe_key(box.key)} shares memory with {'an input' if not (kind and last[0]) else 'another out'};"
-                " give separate tensors, or say tied= in plan_tree"
-            )
-        if end > reach:
-            reach, last = end, (kind, box)
+def _call(tag: int | None, donate: bool, verify: bool, progress: Progress | None) -> Call:
+    return Call(tag, donate, verify, progress, torch.is_grad_enabled())
 
 
-def _span(x: torch.Tensor) -> tuple[int, int]:
-    """First and past-the-last byte address that a tensor touches."""
-    last = sum(s * (n - 1) for s, n in zip(x.stride(), x.shape))
-    return x.data_ptr(), x.data_ptr() + (last + 1) * x.element_size()
+def _answer(job: Job, past: Past | None) -> Shards:
+    return job.answer(job.results if past is None else recorded(past, back))
 
 
-def _check_scaled(e: Entry, dtypes: tuple[str, str]) -> None:
-    if e.plan.map.table.scaled and UNSCALABLE & set(dtypes):
-        raise UnsupportedError(
-            f"{_say(e)}: {dtypes[0]} -> {dtypes[1]} copies cannot be scaled; only floats can"
-        )
-
-
-# --- rounds -------------------------------------------------------------------------------
-
-
-def _rounds(
-    ctx: Context,
-    program: Program,
-    steps: Script,
-    job: _Job,
-    refusal: ShardalgError | None,
-    tag: int | None,
-    progress: Progress | None,
-) -> None:
-    header = _header(program, refusal, tag)
-    touched = False
-    for number, turn in enumerate(steps.turns):
-        first = number == 0
-        parts, starts = _stage(ctx, program, job, turn, header if first else b"", refusal)
-        ctx.counters.exchanges += 1
-        ctx.counters.payload_bytes += sum(sum(t.send_bytes.values()) for t in turn.values())
-        try:
-            ctx.transport.exchange(parts)
-        except TransferError as error:
-            raise TransferError(
-                f"round {number} of {len(steps.turns)}: {error}", targets_touched=touched
-            ) from error
-        if first:
-            if refusal is not None:
-                raise refusal
-            _check_headers(ctx, parts, starts, header)
-            copy_local(program, job.sources, job.targets, steps.local)
-        touched = True
-        for rank, its in turn.items():
-            drain(program, job.targets, its.unpack, parts[rank].receive, starts[rank][1])
-        if progress is not None:
-            progress(number + 1, len(steps.turns))
-    if not steps.turns:
-        if refusal is not None:
+def perform(ctx: Context, program: Program, shards: Shards, out: Shards, call: Call) -> Performed:
+    """Run ``program`` from opening to closing words."""
+    clock, number = Clock(), ctx.runs
+    ctx.runs += 1
+    ctx.at("opening", Word(number, -1, False))
+    job = Job(ctx, program)
+    with clock.phase("prepare"):
+        refusal = _refusal(lambda: check_tag(call.tag)) or _refusal(lambda: job.take(shards, out))
+        ready = ready_for(ctx, program, job, refusal)
+        refusal = refusal or _refusal(lambda: job.allocate(ready.program))
+    gradients = call.gradients and wants_gradients(job)
+    opening = Opening(refusal is not None, gradients, call.verify, call.back, call.tag, ready.word)
+    with clock.phase("open"):
+        if ready.rounds:
+            gradients = opened(ctx, opening, refusal)
+        elif refusal is not None:
             raise refusal
-        copy_local(program, job.sources, job.targets, steps.local)
-    job.store()
+    past = Past.of(ctx, ready, job, number) if gradients else None
+    wrong = travel(ctx, ready, job, call.verify, call.donate, call.progress, clock)
+    with clock.phase("close"):
+        if ready.rounds:
+            ctx.at("closing", Word(number, ready.rounds, False), touched=out is not None)
+            _raise_wrong(ctx, ready, closed(ctx, wrong), out is not None)
+    ctx.at("idle", Word(number, ready.rounds, True))
+    ctx.last_report = _report(ready, call.tag, number, clock)
+    log.debug("%s", ctx.last_report)
+    return Performed(job, past)
 
 
-def _header(program: Program, refusal: ShardalgError | None, tag: int | None) -> bytes:
-    prefix = int(program.plan.digest[:15], 16)
-    return HEADER.pack(MAGIC, refusal is not None, -1 if tag is None else tag, 0, prefix)
+def back(past: Past, shards: Shards) -> Performed:
+    """The backward of an earlier run."""
+    call = Call(past.number, False, False, None, torch.is_grad_enabled(), back=True)
+    ctx = past.ctx
+    return ctx._lane.run(lambda: perform(ctx, past.ready.adjoint, shards, None, call))
 
 
-_Starts = tuple[dict[int, int], dict[int, int]]  # first payload byte by peer: sending, receiving
+def _refusal(check: Callable[[], Any]) -> ShardalgError | None:
+    try:
+        check()
+    except ShardalgError as error:
+        return error
+    return None
 
 
-def _stage(
-    ctx: Context,
-    program: Program,
-    job: _Job,
-    turn: dict[int, Turn],
-    header: bytes,
-    refusal: ShardalgError | None,
-) -> tuple[dict[int, Exchange], dict[int, _Starts]]:
-    """Fill the send buffers of one round."""
-    parts, starts = {}, {}
-    for rank, its in turn.items():
-        extra = [len(header) if p != rank else 0 for p in ctx.peers]
-        sizes = [
-            [h + part.get(p, 0) for p, h in zip(ctx.peers, extra)]
-            for part in (its.send_bytes, its.receive_bytes)
-        ]
-        send = ctx.buffer(rank, "send", sum(sizes[0]))
-        receive = ctx.buffer(rank, "receive", sum(sizes[1]))
-        at = (_payload_starts(ctx.peers, sizes[0], extra), _payload_starts(ctx.peers, sizes[1], extra))
-        if header:
-            mark = torch.frombuffer(bytearray(header), dtype=torch.uint8)
-            for p, start in at[0].items():
-                if p != rank:
-                    send[start - len(header) : start].copy_(mark)
-        if refusal is None:
-            for peer, move in its.pack:
-                fill(program, job.sources, move, send, at[0][peer])
-        parts[rank] = Exchange(send, sizes[0], receive, sizes[1])
-        starts[rank] = at
-    return parts, starts
+def _raise_wrong(ctx: Context, ready: Ready, wrong: dict[int, int], touched: bool) -> None:
+    """Every rank raises the same error where one received other bytes than were sent."""
+    if not wrong:
+        return
+    rank, number = next(iter(wrong.items()))
+    what = "one of its copies" if ready.partial and rank not in ctx.ranks else ready.checks.say(number)
+    raise TransferError(f"rank {rank} received other bytes than were sent in {what}", targets_touched=touched)
 
 
-def _payload_starts(peers: tuple[int, ...], sizes: list[int], extra: list[int]) -> dict[int, int]:
-    starts, before = {}, 0
-    for p, size, h in zip(peers, sizes, extra):
-        starts[p] = before + h
-        before += size
-    return starts
-
-
-def _check_headers(
-    ctx: Context, parts: dict[int, Exchange], starts: dict[int, _Starts], header: bytes
-) -> None:
-    """Raise where a peer refused its tensors or runs something else."""
-    mine = HEADER.unpack(header)
-    for rank, part in parts.items():
-        for peer, start in starts[rank][1].items():
-            if peer == rank:
-                continue
-            theirs = HEADER.unpack(bytes(part.receive[start - HEADER.size : start].cpu().numpy()))
-            if theirs[0] != MAGIC or theirs[4] != mine[4]:
-                raise TransferError(f"rank {rank}: rank {peer} runs another plan; nothing was written")
-            if theirs[1]:
-                raise TransferError(f"rank {rank}: rank {peer} refused its tensors; nothing was written")
-            if theirs[2] != mine[2]:
-                raise TransferError(
-                    f"rank {rank} runs tag {mine[2]}, rank {peer} tag {theirs[2]}; nothing was written"
-                )
+def _report(ready: Ready, tag: int | None, number: int, clock: Clock) -> RunReport:
+    moved, ranks = ready.moved, ready.ranks
+    sent, received = (sum(side.get(r, 0) for r in ranks) for side in (moved.sent, moved.received))
+    return RunReport(
+        number, tag, ready.rounds, moved.wire_bytes, ready.lower_bound, sent, received, moved.peak_staging,
+        tuple(clock.spent.items()),
+    )  # fmt: skip

@@ -1,0 +1,90 @@
+"""Progress words: what each rank last began, kept in a store that outlives a broken group."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any, NamedTuple
+
+GRACE = 0.5  # seconds to wait for the other ranks' last words
+
+
+class Word(NamedTuple):
+    """A run and a round that a rank began; ``ended`` once it raised or finished."""
+
+    run: int
+    round: int
+    ended: bool
+
+    def __str__(self) -> str:
+        return f"run {self.run}, {'opening' if self.round < 0 else f'round {self.round}'}"
+
+
+class Words:
+    """The words of one context's ranks. Writing costs microseconds and never raises."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = None if store is None else _own_connection(store)
+
+    def say(self, ranks: tuple[int, ...], word: Word) -> None:
+        """Write this process's word."""
+        if self._store is None:
+            return
+        text = f"{word.run} {word.round} {int(word.ended)}"
+        try:
+            for rank in ranks:
+                self._store.set(f"progress/{rank}", text)
+        except Exception:  # the store went with its host: errors will name fewer ranks, that is all
+            self._store = None
+
+    def stale(self, mine: Word, ranks: tuple[int, ...], others: tuple[int, ...]) -> dict[int, Word | None]:
+        """Ranks that do not answer within ``GRACE``, with their last word: those behind, if any are."""
+        if self._store is None or not others:
+            return {}
+        self.say(ranks, mine._replace(ended=True))
+        found: dict[int, Word | None] = {}
+        reader = threading.Thread(target=_collect, args=(self._store, mine, others, found), daemon=True)
+        reader.start()  # a store on a stopped host would hold us: leave it behind
+        reader.join(3 * GRACE)
+        silent = {r: w for r, w in found.copy().items() if w is None or not w.ended or w.run < mine.run}
+        behind = {r: w for r, w in silent.items() if w is None or w[:2] < mine[:2]}
+        return dict(sorted((behind or silent).items()))
+
+
+def _own_connection(store: Any) -> Any:
+    """The same store over a connection that nobody else waits on."""
+    try:
+        return store.clone()
+    except (AttributeError, RuntimeError, NotImplementedError):
+        return store
+
+
+def _collect(store: Any, mine: Word, others: tuple[int, ...], found: dict[int, Word | None]) -> None:
+    """Read words until every rank has ended the run ``mine`` belongs to, or ``GRACE`` is over."""
+    end = time.monotonic() + GRACE
+    try:
+        while True:
+            found.update({r: _read(store, r) for r in others})
+            if all(w is not None and w.ended and w.run >= mine.run for w in found.values()):
+                return
+            if time.monotonic() > end:
+                return
+            time.sleep(GRACE / 20)
+    except Exception:  # the store is gone: what was read stands
+        return
+
+
+def _read(store: Any, rank: int) -> Word | None:
+    key = f"progress/{rank}"
+    if not store.check([key]):
+        return None
+    run, number, ended = store.get(key).decode().split()
+    return Word(int(run), int(number), ended == "1")
+
+
+def describe_stale(stale: dict[int, Word | None]) -> str:
+    """The silent ranks in words, or nothing."""
+    if not stale:
+        return ""
+    said = [f"rank {r} ({'never began' if w is None else f'last seen in {w}'})" for r, w in stale.items()]
+    return f"; no answer from {', '.join(said[:8])}{', ...' if len(said) > 8 else ''}"
