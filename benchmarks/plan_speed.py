@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from _measure import arguments, exponent, ratio, report, seconds
+from _measure import Ratio, arguments, exponent, ratio, report, seconds
 from _peers import awex, awex_parameter
 from deepspeed.checkpoint.affine import (
     AffinePiece,
@@ -77,7 +77,7 @@ def grid(rows: int, columns: int) -> tuple[AffineMap, Any]:
         for r in range(rows)
         for c in range(columns)
     }
-    return ours, ParamAffineMap((SIDE, SIDE), {k: (h, w) for k in pieces}, pieces)
+    return ours, ParamAffineMap((SIDE, SIDE), dict.fromkeys(pieces, (h, w)), pieces)
 
 
 def cases() -> dict[str, tuple[Pair, float]]:
@@ -96,6 +96,20 @@ def cases() -> dict[str, tuple[Pair, float]]:
     }
 
 
+def timed(goal: str, case: str, peer: str, r: Ratio, wanted: float | None, **counts: Any) -> dict[str, Any]:
+    """A row of the tables of ratios."""
+    row = {
+        "goal": goal, "case": case, "peer": peer, "ours ms": r.ours * 1e3, "theirs ms": r.theirs * 1e3,
+        "ratio": r.median, "low": r.low, "high": r.high, "wanted": wanted,
+    }  # fmt: skip
+    return row | counts | ({} if wanted is None else {"ok": r.median >= wanted})
+
+
+def counted(goal: str, case: str, value: float, wanted: Any, ok: bool) -> dict[str, Any]:
+    """A row of the tables of exact counts."""
+    return {"goal": goal, "case": case, "value": value, "wanted": wanted, "ok": ok}
+
+
 def deepspeed(source: Any, target: Any) -> Any:
     return plan_transfer(target, source, ROOM)
 
@@ -112,13 +126,10 @@ def against_deepspeed(quick: bool) -> list[dict[str, Any]]:
         r = ratio(
             lambda a=a, b=b: sa.plan(a, b), lambda x=x, y=y: deepspeed(x, y), rounds=3 if slow or quick else 9
         )
-        rows.append(
-            {
-                "goal": "P1", "case": name, "copies": len(ours), "theirs": len(theirs.segments), "ours ms": r.ours * 1e3,
-                "DeepSpeed ms": r.theirs * 1e3, "ratio": r.median, "low": r.low, "high": r.high, "wanted": goal,
-                "P7 equal": same, "ok": r.median >= goal and same and len(ours) <= len(theirs.segments),
-            }
-        )  # fmt: skip
+        row = timed(
+            "P1", name, "DeepSpeed", r, goal, copies=len(ours), theirs=len(theirs.segments), equal=same
+        )
+        rows.append(row | {"ok": row["ok"] and same and len(ours) <= len(theirs.segments)})
     return rows
 
 
@@ -169,13 +180,7 @@ def small_plans(quick: bool) -> list[dict[str, Any]]:
             ("Awex", awex_plan(source, target, ["w"]), of_awex),
         ):
             r = ratio(lambda a=a, b=b: sa.plan(a, b), call, rounds=rounds)
-            rows.append(
-                {
-                    "goal": "P2", "case": name, "peer": peer, "ours us": r.ours * 1e6, "theirs us": r.theirs * 1e6,
-                    "ratio": r.median, "low": r.low, "high": r.high, "wanted": goal,
-                    **({} if goal is None else {"ok": r.median >= goal}),
-                }
-            )  # fmt: skip
+            rows.append(timed("P2", name, peer, r, goal))
     return rows
 
 
@@ -198,13 +203,7 @@ def model(quick: bool) -> list[dict[str, Any]]:
         ("Awex", lambda: builder.build_weights_mapping_operations(*sides), 10.0),
     ):
         r = ratio(lambda: sa.plan_tree(sources, targets), call, rounds=3 if quick else 5)
-        rows.append(
-            {
-                "goal": "P3", "case": "400 parameters, TP 8 -> 16", "peer": peer, "ours ms": r.ours * 1e3,
-                "theirs ms": r.theirs * 1e3, "ratio": r.median, "low": r.low, "high": r.high, "wanted": goal,
-                "ok": r.median >= goal,
-            }
-        )  # fmt: skip
+        rows.append(timed("P3", "400 parameters, TP 8 -> 16", peer, r, goal))
     return rows
 
 
@@ -218,12 +217,7 @@ def one_rank(quick: bool) -> list[dict[str, Any]]:
         lambda: builder.build_local_transfer_plan(*sides, 5),
         rounds=1 if quick else 3,
     )
-    return [
-        {
-            "goal": "P4", "case": "one rank of 512 -> 512", "ours ms": r.ours * 1e3, "Awex ms": r.theirs * 1e3,
-            "ratio": r.median, "low": r.low, "high": r.high, "wanted": 500.0, "ok": r.median >= 500,
-        }
-    ]  # fmt: skip
+    return [timed("P4", "one rank of 512 -> 512", "Awex", r, 500.0)]
 
 
 # --- growth and memory ----------------------------------------------------------------------
@@ -239,10 +233,10 @@ def growth(quick: bool) -> list[dict[str, Any]]:
     blocks = layout((4096, 16), BlockGather(0, 2, {r: range(r, 2048, 16) for r in range(16)}))
     many = sa.plan(blocks, layout((4096, 16), Split(0), ranks=16))
     return [
-        {"goal": "P5", "case": "growth exponent, rows -> rows", "value": slope, "wanted": "<= 1.1", "ok": slope <= 1.1},
-        {"goal": "P5", "case": "512 x 512 copies", "value": len(wide), "wanted": 512 * 512, "ok": len(wide) == 512**2},
-        {"goal": "P5", "case": "2,048 blocks, elements", "value": many.map.size, "wanted": 65536, "ok": many.map.size == 65536},
-    ]  # fmt: skip
+        counted("P5", "growth exponent, rows -> rows", slope, "<= 1.1", slope <= 1.1),
+        counted("P5", "512 x 512 copies", len(wide), 512**2, len(wide) == 512**2),
+        counted("P5", "2,048 blocks, elements", many.map.size, 65536, many.map.size == 65536),
+    ]
 
 
 def memory(quick: bool) -> list[dict[str, Any]]:

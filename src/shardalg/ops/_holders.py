@@ -218,7 +218,8 @@ def lowest_slots(table: PieceTable, limits: Limits, budget: Budget) -> PieceTabl
     repeated = np.zeros(len(table), bool)
     repeated[met.left[met.left != met.right]] = True
     own = np.zeros(len(table), object)
-    for piece, n in zip(met.left[met.left == met.right].tolist(), exact_sizes(met.shape[:, met.left == met.right])):
+    itself = np.flatnonzero(met.left == met.right)
+    for piece, n in zip(met.left[itself].tolist(), exact_sizes(met.shape[:, itself])):
         own[piece] += n
     repeated |= own != np.array(exact_sizes(table.shape), object)
     kept = [table.take(~repeated)]

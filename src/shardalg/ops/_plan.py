@@ -61,8 +61,8 @@ def plan(
 
     >>> from shardalg import layout, Split
     >>> p = plan(layout((8, 8), Split(0), ranks=2), layout((8, 8), Split(1), ranks=4))
-    >>> len(p), p.copies[0]
-    (8, Copy(shape=(4, 2), source=Side(0, (8, 1), rank=0), target=Side(0, (2, 1), rank=0), scale=Fraction(1, 1)))
+    >>> len(p), p.stats.elements_crossing, p.copies[3].source, p.copies[3].target
+    (8, 48, Side(2, (8, 1), rank=1), Side(8, (2, 1), rank=1))
     """
     require_same_space(source.codomain, target.codomain, "plan", "the source", "the target")
     for word, m in (("source", source), ("target", target)):
@@ -107,8 +107,8 @@ def _check_moments(copies: AffineMap, holds: str) -> None:
     k = int(np.flatnonzero(c.numerator != c.denominator)[0])
     ratio = f"{c.numerator[k]}/{c.denominator[k]}"
     raise UnsupportedError(
-        f"a copy has the ratio {ratio}, which moves parameters only: moments would be right under its powers -1"
-        " and -2, but the optimizer's learning rate and epsilon would still belong to the old scale;"
+        f"a copy has the ratio {ratio}, which moves parameters only: moments would be right under its"
+        " powers -1 and -2, but the optimizer's learning rate and epsilon would still belong to the old scale;"
         ' resume without moments, or rescale those too and pass holds="rescaled moments"'
     )
 
