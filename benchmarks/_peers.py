@@ -69,7 +69,8 @@ def awex_parameter(
     shards = [
         meta.ParameterShardMeta(
             tp_rank=r, attn_tp_rank=r, pp_rank=0, ep_rank=0, ep_tp_rank=0, global_rank=r,
-            world_size=len(boxes), engine_rank=0, name=name, shape=its, numel=1, dtype=torch.float32, global_offset=offset,
+            world_size=len(boxes), engine_rank=0, name=name, shape=its, numel=1, dtype=torch.float32,
+            global_offset=offset,
         )
         for r, (offset, its) in enumerate(boxes)
     ]  # fmt: skip

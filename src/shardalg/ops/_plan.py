@@ -108,7 +108,7 @@ def _check_moments(copies: AffineMap, holds: str) -> None:
     ratio = f"{c.numerator[k]}/{c.denominator[k]}"
     raise UnsupportedError(
         f"a copy has the ratio {ratio}, which moves parameters only: moments would be right under its"
-        " powers -1 and -2, but the optimizer's learning rate and epsilon would still belong to the old scale;"
+        " powers -1 and -2, but the learning rate and epsilon would still belong to the old scale;"
         ' resume without moments, or rescale those too and pass holds="rescaled moments"'
     )
 
