@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from ._tables import positions_in_runs, stable_order
+from ._tables import changes, count_by_run, positions_in_runs, run_lengths, stable_order
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -68,68 +68,70 @@ class Side:
     @property
     def rows(self) -> Array:
         """[R]: distinct rows per peer."""
-        before = np.concatenate([[0], np.cumsum(~self.repeat)])
-        ends = np.cumsum(self.count)
-        return before[ends] - before[ends - self.count]  # type: ignore[no-any-return]
+        return count_by_run(~self.repeat, self.count)
 
 
 def table(
     rank: int,
-    items: int,
-    slots: int,
+    sizes: tuple[int, int],
     item: Array,
-    turn: Array,
+    order: Array,
     out: Side,
     slot: Array,
     into: Side,
     device: torch.device,
 ) -> Table:
-    """The table of routes ``item -> slot``; ``turn`` (unique, item-major) orders the sums at the source."""
+    """The table of routes ``item -> slot`` among ``sizes`` = (items, slots).
+
+    Routes are numbered so that an item's follow each other in adding order: ``item`` has one entry
+    per number, ``order`` lists the numbers by peer as ``out`` counts them; ``slot`` and ``into`` list arrivals by peer.
+    """
     sent, received = out.rows, into.rows
     wire, arrival = _own_last(sent, rank), _own_last(received, rank)
-    first = ~out.repeat
-    pick = np.empty(len(wire), np.int64)
+    first = order[~out.repeat]
+    pick = np.empty(len(wire), np.int32)
     pick[wire] = item[first]
-    group = arrival[np.cumsum(~into.repeat) - 1]
-    place = np.full(slots, len(arrival), np.int64)
+    wire_of = np.full(len(item), -1, np.int32)
+    wire_of[first] = wire
+    kept = np.flatnonzero(wire_of >= 0)
+    home = item[kept]
+    group = np.repeat(arrival, run_lengths(~into.repeat))
+    place = np.full(sizes[1], len(arrival), np.int32)
     place[slot] = group
-    by_turn = np.full(int(turn.max(initial=-1)) + 1, -1, np.int64)
-    by_turn[turn[first]] = wire
-    kept = np.flatnonzero(by_turn >= 0)
-    item_at = np.empty(len(by_turn), np.int64)
-    item_at[turn] = item
     return Table(
-        items,
-        slots,
+        *sizes,
         _without(sent, rank),
         _without(received, rank),
         int(sent[rank]),
         _tensor(pick, device),
         _tensor(place, device),
-        _sums(np.cumsum(~into.repeat) - 1, group, slot, len(arrival), device),
-        _sums(item_at[kept], item_at[kept], by_turn[kept], items, device),
+        _sums(~into.repeat, group, slot, len(arrival), device),
+        _sums(changes(home), home, wire_of[kept], sizes[0], device),
     )
 
 
 def _own_last(rows: Array, rank: int) -> Array:
     """Wire position of each row listed by peer, the rank's own rows moved to the end."""
     start, own = int(rows[:rank].sum()), int(rows[rank])
-    position = np.arange(int(rows.sum()))
+    position = np.arange(int(rows.sum()), dtype=np.int32)
     position[start : start + own] = np.arange(len(position) - own, len(position))
     position[start + own :] -= own
     return position
 
 
-def _sums(runs: Array, targets: Array, sources: Array, count: int, device: torch.device) -> Sums:
-    """``runs`` is sorted and names the target of each entry; entries of a run are in adding order."""
-    turn = positions_in_runs(runs)
-    sizes = np.bincount(turn) if len(turn) else np.zeros(0, np.int64)
-    order = stable_order(turn, len(sizes))
-    targets, sources = targets[order], sources[order]
-    if len(sizes) and sizes[0] == count:
-        by_target = np.argsort(targets[:count])
-        targets[:count], sources[:count] = targets[:count][by_target], sources[:count][by_target]
-    dense = (int(sizes[0]) if len(sizes) else 0) == count
+def _sums(first: Array, targets: Array, sources: Array, count: int, device: torch.device) -> Sums:
+    """``first`` marks where the entries of another target begin; those of one are in adding order."""
+    sizes = np.array([len(targets)])
+    if not first.all():
+        turn = positions_in_runs(first)
+        sizes = np.bincount(turn)
+        order = stable_order(turn, len(sizes))
+        targets, sources = targets[order], sources[order]
+    dense = int(sizes[0]) == count
+    if dense:
+        in_order = np.array(sources, np.int32)
+        in_order[targets[:count]] = sources[:count]
+        targets, sources = np.concatenate([np.arange(count, dtype=np.int32), targets[count:]]), in_order
     return Sums(_tensor(targets, device), _tensor(sources, device), tuple(sizes.tolist()), dense)
 
 
@@ -139,12 +141,7 @@ def _without(rows: Array, rank: int) -> tuple[int, ...]:
 
 def _tensor(a: Array, device: torch.device) -> torch.Tensor:
     with torch.inference_mode(False):
-        return torch.from_numpy(np.ascontiguousarray(a, np.int64)).to(device)
-
-
-def gather_rows(rows: torch.Tensor, index: torch.Tensor, out: torch.Tensor) -> None:
-    """``out[i] = rows[index[i]]`` as bytes, whatever the dtype; both [n, width], ``out`` contiguous."""
-    torch.index_select(as_bytes(rows), 0, index, out=as_bytes(out))
+        return torch.from_numpy(np.ascontiguousarray(a, np.int32)).to(device)
 
 
 def as_bytes(rows: torch.Tensor) -> torch.Tensor:
@@ -173,6 +170,6 @@ def _add(rows: torch.Tensor, sums: Sums, low: int, high: int, out: torch.Tensor,
     if copy and sums.dense:
         out[low:high] = part
     elif copy:
-        out.index_copy_(0, sums.targets[low:high], part)
+        out.index_copy_(0, sums.targets[low:high].long(), part)
     else:
         out.index_add_(0, sums.targets[low:high], part)

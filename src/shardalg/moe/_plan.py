@@ -14,9 +14,9 @@ import torch
 from .._errors import InvalidMapError, ProvenanceError, UnsupportedError
 from .._struct import NAMESPACE, leaf
 from ..backends._torch_pytree import register_in_torch
-from ._geometry import INT32_MIN, Geometry
+from ._geometry import Geometry
 from ._index import Side, Table, table
-from ._tables import Array, stable_order
+from ._tables import Array
 
 
 class Owner:
@@ -80,7 +80,7 @@ class CommPlan:
         """An equal plan with tensors of its own, owned by the same buffer (if it still is)."""
         copy = dataclasses.replace(self, **{name: getattr(self, name).clone() for name in LEAVES})
         if self._seal is not None and self._seal.broken(self) is None:
-            object.__setattr__(copy, "_seal", seal(copy, self._seal.owner))
+            object.__setattr__(copy, "_seal", seal(copy, self._seal.owner, self._seal.order))
         return copy
 
     def to(self, device: torch.device | str) -> CommPlan:
@@ -126,7 +126,8 @@ class Seal:
     """What a plan was when its buffer made it: the owner, and its own tensors as they were.
 
     ``versions``, ``places`` and ``sums`` (over ``views``, the host's view of its tensors) tell whether a
-    tensor was written or given other memory since; ``host`` has the routing without asking the device again.
+    tensor was written or given other memory since; ``host`` has the routing without asking the device again,
+    ``order`` the real routes by destination.
     """
 
     owner: Owner
@@ -138,6 +139,7 @@ class Seal:
     views: tuple[Array, ...]
     sums: tuple[int, ...]
     host: dict[str, Array]
+    order: Array
 
     def broken(self, plan: CommPlan) -> str | None:
         """What differs between the plan now and the plan that was sealed, in words, or None."""
@@ -181,21 +183,26 @@ class Seal:
         return self.leaves[0].device
 
 
-def seal(plan: CommPlan, owner: Owner) -> Seal:
+def seal(plan: CommPlan, owner: Owner, order: Array) -> Seal:
     """The seal for a plan as it is now."""
     own = leaves(plan)
     host = {
         name: getattr(plan, name).cpu().numpy()
-        for name in ("dst", "recv_slots", "recv_routes", "experts_to_copy")
+        for name in ("dst", "recv_slots", "send_routes", "recv_routes", "experts_to_copy")
     }
     views = tuple(t.numpy() for t in own) if plan.device.type == "cpu" else ()
     shapes, versions = tuple(t.shape for t in own), tuple(t._version for t in own)
     places, sums = tuple(t.data_ptr() for t in own), tuple(_xor(v) for v in views)
-    return Seal(owner, scalars(plan), own, shapes, versions, places, views, sums, host)
+    return Seal(owner, scalars(plan), own, shapes, versions, places, views, sums, host, order)
 
 
 def make_plan(
-    g: Geometry, owner: Owner, values: dict[str, Any], arrays: dict[str, Array], device: torch.device
+    g: Geometry,
+    owner: Owner,
+    values: dict[str, Any],
+    arrays: dict[str, Array],
+    order: Array,
+    device: torch.device,
 ) -> CommPlan:
     """The owned plan with these scalars and tables, shapes checked."""
     with torch.inference_mode(False):
@@ -204,7 +211,7 @@ def make_plan(
         }
     plan = CommPlan(**(values | tensors))
     check_shapes(plan, g.groups)
-    object.__setattr__(plan, "_seal", seal(plan, owner))
+    object.__setattr__(plan, "_seal", seal(plan, owner, order))
     return plan
 
 
@@ -254,33 +261,31 @@ def _xor(view: Array) -> int:
 
 
 def _routing_table(s: Seal, *, merged: bool) -> Table:
-    dst, K, NvS, rank = s.host["dst"], s.scalar("K"), s.scalar("NvS"), s.scalar("rank")
-    real = np.flatnonzero(dst != INT32_MIN)
-    code = dst[real]
-    to = np.where(code >= 0, code, ~code) // NvS
-    order = stable_order(to, s.scalar("R"))
-    route, slots = real[order], s.host["recv_slots"]
-    out = Side(np.bincount(to, minlength=s.scalar("R")), (code[order] < 0) & merged)
-    into = Side(s.host["recv_routes"].astype(np.int64), (slots < 0) & merged)
-    item, items = (route // K, s.scalar("S_r")) if merged else (route, len(dst))
-    return table(rank, items, NvS, item, route, out, np.where(slots >= 0, slots, ~slots), into, s.device)
+    R, K, rank = s.scalar("R"), s.scalar("K"), s.scalar("rank")
+    dst, slots = s.host["dst"], s.host["recv_slots"]
+    items = s.scalar("S_r") if merged else len(dst)
+    item = np.repeat(np.arange(items, dtype=np.int32), K if merged else 1)
+    out = Side(s.host["send_routes"], (dst[s.order] < 0) & merged)
+    into = Side(s.host["recv_routes"], (slots < 0) & merged)
+    slot = slots ^ -(slots < 0).astype(np.int32)
+    return table(rank, (items, s.scalar("NvS")), item, s.order, out, slot, into, s.device)
 
 
 def _copies_table(s: Seal) -> Table:
-    rank, epn, copies = (
-        s.scalar("rank"),
-        s.scalar("E") // s.scalar("R"),
-        s.host["experts_to_copy"].astype(np.int64),
-    )
+    """Copies numbered by (expert, rank, slot); received ones by home."""
+    rank, R = s.scalar("rank"), s.scalar("R")
+    epn, copies = s.scalar("E") // R, s.host["experts_to_copy"].astype(np.int64)
     home = np.where(copies >= 0, copies // epn, -1)
     to, slot = np.nonzero(home == rank)
     expert = copies[to, slot] - rank * epn
+    number = np.argsort(expert, kind="stable")
+    order = np.empty_like(number)
+    order[number] = np.arange(len(number))
     mine = np.flatnonzero(home[rank] >= 0)
     mine = mine[np.argsort(home[rank, mine], kind="stable")]
-    out = Side(np.bincount(to, minlength=s.scalar("R")), np.zeros(len(to), bool))
-    into = Side(np.bincount(home[rank, mine], minlength=s.scalar("R")), np.zeros(len(mine), bool))
-    turn = expert * max(len(to), 1) + np.arange(len(to))
-    return table(rank, epn, s.scalar("B"), expert, turn, out, mine, into, s.device)
+    out = Side(np.bincount(to, minlength=R), np.zeros(len(to), bool))
+    into = Side(np.bincount(home[rank, mine], minlength=R), np.zeros(len(mine), bool))
+    return table(rank, (epn, s.scalar("B")), expert[number], order, out, mine, into, s.device)
 
 
 class _Keep:

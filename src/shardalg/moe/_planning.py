@@ -13,7 +13,18 @@ from ._eager import eager
 from ._geometry import Geometry
 from ._notice import WORDS, as_words, raise_first
 from ._plan import CommPlan, make_plan
-from ._tables import Array, Routes, Shared, duplicates, received, remote_stats, route, segments, share
+from ._tables import (
+    Array,
+    Routes,
+    Shared,
+    count_by_run,
+    duplicates,
+    received,
+    remote_stats,
+    route,
+    segments,
+    share,
+)
 from ._transport import Parcel
 
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -80,11 +91,12 @@ def _exchange_slots(buffer: Buffer, shared: Shared, routes: Sequence[Routes]) ->
         wanted = received(shared, rank)
         away = np.arange(len(wanted)) != rank
         before = int(mine.sent[:rank].sum())
-        code = np.delete(mine.code, slice(before, before + int(mine.sent[rank])))
+        after = before + int(mine.sent[rank])
+        code = np.concatenate([mine.code[:before], mine.code[after:]])
         landing = np.empty(int(wanted[away].sum()), np.int32)
         sends.append(_parcel(code, mine.sent * away, buffer.device))
         receives.append(_parcel(landing, wanted * away, buffer.device))
-        into.append((landing, int(wanted[:rank].sum()), mine.code[before : before + int(mine.sent[rank])]))
+        into.append((landing, int(wanted[:rank].sum()), mine.code[before:after]))
     if buffer.geometry.R > 1:
         buffer.transport.exchange(sends, receives)()
     found = [parcel.data.cpu().numpy().view(np.int32) for parcel in receives]
@@ -109,14 +121,7 @@ def _plan(buffer: Buffer, shared: Shared, rank: int, mine: Routes, slots: Array)
         "dst": mine.dst, "experts_to_copy": shared.copies, "cu_seqlens": ends, "group_experts": experts,
         "zero_fill_ranges": fill, "remote_stats": remote_stats(g, shared, rank), "dup_groups": groups,
         "dup_loffs": entries, "dup_counts": used, "recv_slots": slots, "send_routes": mine.sent, "recv_routes": counts,
-        "send_rows": _rows(mine.code, mine.sent), "recv_rows": _rows(slots, counts), "counts": shared.counts,
+        "send_rows": mine.rows, "recv_rows": count_by_run(slots >= 0, counts), "counts": shared.counts,
         "alloc": shared.alloc,
     }  # fmt: skip
-    return make_plan(g, buffer._owner, values, arrays, buffer.device)
-
-
-def _rows(codes: Array, count: Array) -> Array:
-    """[R]: distinct rows per peer, from slot codes in order of peers."""
-    before = np.concatenate([[0], np.cumsum(codes >= 0)])
-    ends = np.cumsum(count)
-    return before[ends] - before[ends - count]  # type: ignore[no-any-return]
+    return make_plan(g, buffer._owner, values, arrays, mine.order, buffer.device)

@@ -71,7 +71,7 @@ def _copy_slots(g: Geometry, alloc: Array) -> tuple[Array, Array, Array]:
     if g.layout == "slots":
         order = np.lexsort((-experts, -alloc[experts, ranks], ranks))
         ranks, experts = ranks[order], experts[order]
-    slots = positions_in_runs(ranks)
+    slots = positions_in_runs(changes(ranks))
     if slots.max(initial=-1) >= g.B:
         rank = int(ranks[slots.argmax()])
         raise LimitError(
@@ -95,7 +95,7 @@ def segments(g: Geometry, shared: Shared, rank: int) -> tuple[Array, Array, Arra
     return np.concatenate([held, shared.copies[rank]]), ends, fill
 
 
-def overlaps(shared: Shared, start: Array, count: Array, end: Array, size: Array) -> tuple[Array, Array]:
+def overlaps(start: Array, count: Array, end: Array, size: Array) -> tuple[Array, Array]:
     """Where [start, start+count) and [end-size, end) of a sequence meet: (first position, length)."""
     low = np.maximum(start, end - size)
     return low, np.maximum(np.minimum(start + count, end) - low, 0)
@@ -105,51 +105,70 @@ def overlaps(shared: Shared, start: Array, count: Array, end: Array, size: Array
 class Routes:
     """One source rank's routes: ``dst`` [S_r*K] as the plan stores it, and what it sends.
 
-    Real routes by (destination, token, k): ``token``, ``route`` (flat index), ``primary`` and
-    ``code``, the slot at the destination (``-slot-1`` for all but the first of a token there).
-    ``sent`` [R] counts them by destination.
+    ``order`` lists the real routes (flat indices) by (destination, token, k), ``code`` their slots there
+    (``-slot-1`` for all but the first of a token); ``sent`` [R] counts them, ``rows`` [R] the tokens among them.
     """
 
     dst: Array
-    route: Array
+    order: Array
     code: Array
     sent: Array
-    K: int
+    rows: Array
 
 
 def route(g: Geometry, shared: Shared, rank: int, ids: Array) -> Routes:
     """Each route's slot: position g of an expert's sequence lies in the first segment that has it.
 
     Sorting a rank's routes by expert (stably) makes its part of every segment contiguous, so
-    positions are a ramp per (expert, destination) and nothing is searched.
+    positions are a ramp per (expert, destination) and nothing is searched. Sorting them by
+    destination puts the routes that one token has there side by side.
     """
-    real = np.flatnonzero(ids >= 0) if ids.min(initial=0) < 0 else None
-    wanted = ids if real is None else ids[real]
+    by_expert = _order_real(ids, g.E)
     ends = shared.ends
-    low, length = overlaps(
-        shared, shared.starts[rank][:, None], shared.counts[rank][:, None], ends, shared.alloc
-    )
+    low, length = overlaps(shared.starts[rank][:, None], shared.counts[rank][:, None], ends, shared.alloc)
     value = np.arange(g.R) * g.NvS + shared.base + low - (ends - shared.alloc)
-    order = stable_order(wanted, g.E)
-    slot = np.empty(len(wanted), np.int32)
-    slot[order] = ramps(value.ravel(), length.ravel()).astype(np.int32)
-    rank_of = np.empty(len(wanted), _small(g.R))
-    rank_of[order] = np.repeat(np.tile(np.arange(g.R, dtype=rank_of.dtype), g.E), length.ravel())
-    flat = np.arange(len(ids), dtype=np.int32) if real is None else real.astype(np.int32)
-    code = np.where(_first_of_token(flat // g.K, rank_of, g.R, len(ids) // g.K), slot, ~slot)
-    dst = code if real is None else np.full(len(ids), INT32_MIN, np.int32)
-    if real is not None:
-        dst[real] = code
-    by_rank = stable_order(rank_of, g.R)
-    offset = slot - rank_of.astype(np.int32) * np.int32(g.NvS)
-    local = np.where(code >= 0, offset, ~offset)
-    return Routes(dst, flat[by_rank], local[by_rank], length.sum(0), g.K)
+    slot = np.empty(len(ids), np.int32)
+    slot[by_expert] = ramps(value.ravel().astype(np.int32), length.ravel())
+    rank_of = np.full(len(ids), g.R, _small(g.R + 1))
+    rank_of[by_expert] = np.repeat(np.tile(np.arange(g.R, dtype=rank_of.dtype), g.E), length.ravel())
+    order, sent = stable_order(rank_of, g.R + 1)[: len(by_expert)], length.sum(0)
+    token = np.repeat(np.arange(len(ids) // g.K, dtype=np.int32), g.K)[order]
+    repeat = _repeats(token, sent)
+    flip, there = -repeat.astype(np.int32), slot[order]
+    dst = np.full(len(ids), INT32_MIN, np.int32)
+    dst[order] = there ^ flip
+    code = (there - np.repeat(np.arange(g.R, dtype=np.int32) * np.int32(g.NvS), sent)) ^ flip
+    return Routes(dst, order, code, sent, sent - count_by_run(repeat, sent))
+
+
+def _order_real(ids: Array, experts: int) -> Array:
+    """Indices of the ids that are not negative, stably by expert."""
+    if ids.min(initial=0) >= 0:
+        return stable_order(ids, experts)
+    real = np.flatnonzero(ids >= 0)
+    return real[stable_order(ids[real], experts)]
+
+
+def _repeats(token: Array, run: Array) -> Array:
+    """Whether an entry has the token of the entry before it in its run."""
+    repeat = ~changes(token)
+    starts = np.cumsum(run) - run
+    repeat[starts[run > 0]] = False
+    return repeat
+
+
+def count_by_run(marked: Array, run: Array) -> Array:
+    """How many entries are marked in each of the consecutive runs of the given lengths."""
+    before = np.zeros(len(marked) + 1, np.int32)
+    np.cumsum(marked, out=before[1:])
+    ends = np.cumsum(run)
+    return np.asarray(before[ends] - before[ends - run])
 
 
 def received(shared: Shared, rank: int) -> Array:
     """[R]: routes that reach ``rank`` from every source, known before any list is exchanged."""
     end, size = shared.ends[:, rank], shared.alloc[:, rank]
-    return overlaps(shared, shared.starts, shared.counts, end, size)[1].sum(1)
+    return np.asarray(overlaps(shared.starts, shared.counts, end, size)[1].sum(1))
 
 
 def duplicates(codes: Array, rows: int) -> tuple[Array, Array, Array]:
@@ -182,18 +201,40 @@ def ramps(first: Array, length: Array) -> Array:
     >>> ramps(np.array([5, 0]), np.array([2, 3])).tolist()
     [5, 6, 0, 1, 2]
     """
-    before = np.cumsum(length) - length
-    return np.repeat(first - before, length) + np.arange(int(length.sum()))
+    before = np.cumsum(length, dtype=first.dtype) - length.astype(first.dtype)
+    made = np.repeat(first - before, length)
+    made += np.arange(len(made), dtype=first.dtype)
+    return made
 
 
-def positions_in_runs(keys: Array) -> Array:
-    """How many equal keys stand directly before each entry of a sorted array.
+def changes(keys: Array) -> Array:
+    """Where an entry of a sorted array differs from the one before it.
 
-    >>> positions_in_runs(np.array([2, 2, 5, 5, 5])).tolist()
+    >>> changes(np.array([2, 2, 5])).tolist()
+    [True, False, True]
+    """
+    first = np.ones(len(keys), bool)
+    np.not_equal(keys[1:], keys[:-1], out=first[1:])
+    return first
+
+
+def run_lengths(first: Array) -> Array:
+    """Lengths of the runs that begin where ``first`` says.
+
+    >>> run_lengths(np.array([True, False, True])).tolist()
+    [2, 1]
+    """
+    return np.diff(np.flatnonzero(first), append=len(first))
+
+
+def positions_in_runs(first: Array) -> Array:
+    """How many entries of its run stand before each entry.
+
+    >>> positions_in_runs(np.array([True, False, True, False, False])).tolist()
     [0, 1, 0, 1, 2]
     """
-    starts = np.flatnonzero(np.diff(keys, prepend=keys[:1] - 1))
-    return np.arange(len(keys)) - np.repeat(starts, np.diff(starts, append=len(keys)))
+    starts = np.flatnonzero(first).astype(np.int32)
+    return np.arange(len(first), dtype=np.int32) - np.repeat(starts, np.diff(starts, append=len(first)))
 
 
 def stable_order(keys: Array, below: int) -> Array:
@@ -204,15 +245,3 @@ def stable_order(keys: Array, below: int) -> Array:
 def _small(below: int) -> Any:
     """The smallest unsigned type for numbers below a bound."""
     return np.min_scalar_type(max(below - 1, 0))
-
-
-def _first_of_token(token: Array, rank_of: Array, ranks: int, tokens: int) -> Array:
-    """Whether a route is its token's first (lowest k) to that rank.
-
-    Writing route numbers backwards leaves the first one in each (token, rank) cell.
-    """
-    cell = token * np.intp(ranks) + rank_of
-    first = np.empty(tokens * ranks, np.int32)
-    index = np.arange(len(cell), dtype=np.int32)
-    first[cell[::-1]] = index[::-1]
-    return first[cell] == index  # type: ignore[no-any-return]
