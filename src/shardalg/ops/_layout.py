@@ -10,12 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._errors import InvalidMapError
-from .._limits import Budget, Limits
+from .._limits import Limits
 from ..maps import AffineMap, Piece, Side, Space
 from ..maps._map import from_columns, full, known, remember
-from ..maps._relation import disjoint
 from ..maps._space import Shape, as_int, as_shape, row_major
-from ..maps._table import concatenate
 from ..placements import (
     BlockGather,
     Custom,
@@ -29,8 +27,7 @@ from ..placements import (
     StridedSplit,
 )
 from ..placements._placements import ByRank, check_placement
-from ._compose import compose
-from ._invert import invert
+from ._concat import concat
 from ._nest import nest
 from ._questions import is_single_valued
 from ._relabel import relabel
@@ -446,42 +443,4 @@ def _segments(placement: Segments, shape: Shape, labels: tuple[int, ...], limits
     inner = [
         lower(p, (*shape[:axis], size, *shape[axis + 1 :]), labels, limits) for size, p in placement.parts
     ]
-    shards = {r: _concatenated([m.shard_shape(r) for m in inner], axis, r) for r in labels}
-    storage, logical = Space.shards(shards), Space.logical(shape)
-    tables = []
-    start = 0
-    at = dict.fromkeys(labels, 0)
-    for (size, _), m in zip(placement.parts, inner):
-        into_logical = _window(m.codomain, logical, axis, {None: start})
-        into_storage = _window(m.domain, storage, axis, at)
-        moved = compose(into_logical, compose(m, invert(into_storage), limits=limits), limits=limits)
-        tables.append(moved.table)
-        start += size
-        at = {r: at[r] + m.shard_shape(r)[axis] for r in labels}
-    table = disjoint(concatenate(tables), limits, Budget(limits))
-    whole = AffineMap(storage, logical, table)
-    return remember(whole, single_valued=all(known(m, "single_valued") for m in inner))
-
-
-def _concatenated(shapes: Sequence[Shape], axis: int, rank: int) -> Shape:
-    """The shape of shards put end to end along ``axis``."""
-    for shape in shapes:
-        others = {s[:axis] + s[axis + 1 :] for s in (shapes[0], shape)}
-        if len(shape) != len(shapes[0]) or len(others) > 1:
-            raise InvalidMapError(
-                f"segments of rank {rank} have shapes {shapes[0]} and {shape},"
-                f" which cannot be put end to end along axis {axis}"
-            )
-    first = shapes[0]
-    return (*first[:axis], sum(s[axis] for s in shapes), *first[axis + 1 :])
-
-
-def _window(part: Space, whole: Space, axis: int, at: Mapping[Any, int]) -> AffineMap:
-    """The map that places each box of ``part`` in the box of the same rank of ``whole``,
-    from position ``at[rank]`` of ``axis`` on."""
-    pieces = []
-    for b in part.boxes:
-        strides = row_major(whole.shape(b.rank))
-        side = Side(at[b.rank] * strides[axis], strides, b.rank)
-        pieces.append(Piece(b.shape, Side(0, row_major(b.shape), b.rank), side))
-    return remember(AffineMap.from_pieces(part, whole, pieces), single_valued=True, injective=True)
+    return concat(inner, axis, limits=limits)

@@ -15,6 +15,7 @@ from ..maps._meet import Met, meet
 from ..maps._relation import CODOMAIN, DOMAIN, count_common, exact_sizes, side_blocks
 from ..maps._space import describe_key, row_major
 from ..maps._table import build
+from ._points import at_points
 from ._regions import padding, uncovered
 
 
@@ -66,15 +67,8 @@ def multiplicity(m: AffineMap, element: int, *, name: str = "", rank: int | None
     size = m.codomain.boxes[at].size
     if not 0 <= element < size:
         raise InvalidMapError(f"element {element} is outside {describe_key((rank, name))}, 0..{size - 1}")
-    limits = Limits()
-    blocks = side_blocks(m.table, CODOMAIN)
-    zero = np.zeros(1, np.int64)
-    point = blocks._replace(
-        box=zero + at, offset=zero + element,
-        shape=np.ones((0, 1), np.int64), strides=np.ones((0, 1), np.int64),
-        pay_offset=np.zeros((0, 1), np.int64), pay_strides=np.zeros((0, 0, 1), np.int64),
-    )  # fmt: skip
-    return sum(exact_sizes(meet(blocks, point, limits, Budget(limits)).shape))
+    met = at_points(m, CODOMAIN, np.array([at]), np.array([element]))
+    return sum(exact_sizes(met.shape))
 
 
 def check(m: AffineMap, *, limits: Limits = Limits()) -> AffineMap:
