@@ -37,9 +37,9 @@ def one(shape=(2,), slot=0, slots=(1,), element=0, elements=(1,), scale=1, rank=
 
 def test_each_part_of_a_piece_counts():
     parts = [
-        {}, {"slot": 1}, {"element": 1}, {"rank": 1}, {"name": "b"}, {"scale": 2}, {"scale": "1/2"}, {"scale": -1},
-        {"shape": (3,)}, {"slots": (2,)}, {"elements": (0,)}, {"element": 1, "elements": (-1,)},
-        {"slots": (0,)}, {"space": (2, 2)},
+        {}, {"slot": 1}, {"element": 1}, {"rank": 1}, {"name": "b"}, {"scale": 2}, {"scale": "1/2"},
+        {"scale": -1}, {"shape": (3,)}, {"slots": (2,)}, {"elements": (0,)},
+        {"element": 1, "elements": (-1,)}, {"slots": (0,)}, {"space": (2, 2)},
     ]  # fmt: skip
     assert len({fingerprint(one(**part)) for part in parts}) == len(parts)
 
