@@ -3,14 +3,16 @@ setup`` installs. A missing package fails the tests that need it; nothing is ski
 
 import os
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
-from deepspeed.module_inject import fusedqkv_utils  # noqa: E402
-from deepspeed.module_inject.tp_shard import AutoTPMeta, get_shard_size_list  # noqa: E402
+from deepspeed.module_inject import fusedqkv_utils
+from deepspeed.module_inject.tp_shard import AutoTPMeta, get_shard_size_list
+from deepspeed.moe.ep_repack import repack_expert_weights
 
-from shardalg import Attention  # noqa: E402
+from shardalg import Attention
 
 REFUSALS = (AssertionError, IndexError, RuntimeError, TypeError, ValueError, ZeroDivisionError)
 
@@ -47,3 +49,17 @@ def shared_qk(attention: Attention, ranks: int, axis: int) -> Callable[[Any, int
 
 def shard_sizes(total: int, ranks: int, attention: Attention, name: str | None = None) -> list[int]:
     return get_shard_size_list(total, ranks, meta(attention), name)
+
+
+def repacked(gate_up: Any, down: Any, rank: int, ranks: int) -> dict[str, Any]:
+    """DeepSpeed's packed weights of one expert-parallel rank from a fused gate-up and a down tensor."""
+    source = SimpleNamespace(gate_up=gate_up, down=down)
+    spec = SimpleNamespace(
+        num_experts=gate_up.shape[0],
+        expert_storage="fused_3d",
+        expert_w1_name="gate_up",
+        expert_w2_name="down",
+        expert_w3_name=None,
+    )
+    w1, w2, w3 = repack_expert_weights(source, spec, rank, ranks)
+    return {"gate": w1, "down": w2, "up": w3}
