@@ -57,7 +57,9 @@ def _ranks(label: str, ranks):
         return [(r, {"r": r}) for r in named]
     what, _, bound = what.partition("<")
     weights = [(int(w or 1), letter) for w, letter in re.findall(r"(\d*)([a-z])", what)]
-    return [(r, _digits(r, weights)) for r in ranks if r < int(bound or r + 1)]
+    first = int((re.findall(r"\+(\d+)$", what) or [0])[0])
+    some = [r for r in ranks if first <= r < int(bound or r + 1) and (r - first) % weights[-1][0] == 0]
+    return [(r, _digits(r - first, weights)) for r in some]
 
 
 def _numbers(text: str) -> list[int]:

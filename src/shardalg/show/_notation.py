@@ -194,9 +194,9 @@ def _group_texts(group: list[Holding], ranks: Sequence[int]) -> list[str]:
     """One text per stretch of ranks whose starts follow one rule."""
     if group[0][0] is None:
         return [_text("", some, []) for _, some in group]
-    found = []
+    found: list[str] = []
     while group:
-        count, fit = _stretch(group)
+        count, fit = _stretch(group, 3 if found else 2)
         labels = [rank for rank, _ in group[:count] if rank is not None]
         found.append(_text(_rank_label(labels, ranks, fit.radices), group[0][1], fit.rules))
         group = group[count:]
@@ -210,11 +210,11 @@ class Fit(NamedTuple):
     rules: list[tuple[int, ...]]
 
 
-def _stretch(group: list[Holding]) -> tuple[int, Fit]:
-    """How many of the leading ranks follow one rule, and the rule."""
+def _stretch(group: list[Holding], least: int) -> tuple[int, Fit]:
+    """How many of the leading ranks follow one rule, and the rule; fewer than ``least`` stand alone."""
     labels = np.array([rank for rank, _ in group], np.int64)
     starts = np.array([_starts(some) for _, some in group], np.int64).reshape(len(group), -1)
-    for radices in _meshes(len(group)):
+    for radices in _meshes(len(group)) if len(group) >= least else ():
         fit = _fit(labels, starts, radices)
         if fit is not None:
             return len(group), fit
@@ -238,9 +238,11 @@ def _meshes(n: int) -> Iterator[tuple[int, ...]]:
 
 def _fit(labels: IntArray, starts: IntArray, radices: tuple[int, ...]) -> Fit | None:
     """The rule, if every start is a constant plus coefficients times rank digits."""
-    if len(radices) > 1 and not np.array_equal(labels, np.arange(len(labels))):
-        return None
-    digits = labels[:, None] if len(radices) == 1 else np.stack(np.unravel_index(labels, radices), axis=1)
+    digits = labels[:, None]
+    if len(radices) > 1:
+        if len(set(np.diff(labels).tolist())) > 1:
+            return None
+        digits = np.stack(np.unravel_index(np.arange(len(labels)), radices), axis=1)
     coefficients = []
     for k in range(digits.shape[1]):
         one = int(np.argmax(digits[:, k] != digits[0, k]))
@@ -268,11 +270,11 @@ def _line(labels: IntArray, starts: IntArray) -> int:
 def _rank_label(labels: list[int], ranks: Sequence[int], radices: tuple[int, ...]) -> str:
     if len(labels) == 1:
         return f"{labels[0]}"
-    if len(radices) > 1:
-        weights = [math.prod(radices[k + 1 :]) for k in range(len(radices))]
-        some = "" if len(labels) == len(ranks) else f"<{len(labels)}"
-        return f"r={_affine((*weights, 0), DIGITS[len(radices) - 1])}{some}"
     step = labels[1] - labels[0]
+    if len(radices) > 1:
+        weights = [step * math.prod(radices[k + 1 :]) for k in range(len(radices))]
+        some = "" if len(labels) == len(ranks) else f"<{labels[-1] + 1}"
+        return f"r={_affine((*weights, labels[0]), DIGITS[len(radices) - 1])}{some}"
     if len(labels) == len(ranks):
         return "r"
     if labels == list(range(labels[0], labels[-1] + 1, step)):
