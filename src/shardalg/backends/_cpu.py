@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -57,18 +57,25 @@ class GlooTransport:
         return found
 
     def exchange(self, parts: Mapping[int, Exchange]) -> None:
-        (part,) = parts.values()
-        self._wait(
-            lambda: self.group.alltoall_base(
-                part.receive, part.send, part.receive_bytes, part.send_bytes, dist.AllToAllOptions()
-            )
-        )
+        self.start_exchange(parts)()
 
-    def _wait(self, start: Any) -> None:
+    def start_exchange(self, parts: Mapping[int, Exchange]) -> Callable[[], None]:
+        """Begin an exchange; what is returned waits for its end."""
+        (part,) = parts.values()
+        sizes = (part.receive_bytes, part.send_bytes)
+        work = self._guarded(
+            lambda: self.group.alltoall_base(part.receive, part.send, *sizes, dist.AllToAllOptions())
+        )
+        return lambda: self._wait(lambda: work)
+
+    def _wait(self, start: Callable[[], Any]) -> None:
+        self._guarded(lambda: start().wait())
+
+    def _guarded(self, talk: Callable[[], Any]) -> Any:
         if self.group is None:
             raise TransferError("the context was closed")
         try:
-            start().wait()
+            return talk()
         except RuntimeError as error:
             raise TransferError(f"gloo failed: {error}") from error
 

@@ -9,6 +9,7 @@ own: nothing of the caller's stays alive, and an address that no longer fits is 
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -16,15 +17,16 @@ import numpy as np
 import torch
 
 from ..maps import Box
-from ..maps._space import IntArray, Shape
+from ..maps._space import IntArray, Shape, row_major
 from ..plans import Entry, Program
 from ..plans._dtypes import itemsize
 from ..plans._program import starts_of, wire_dtype
 from ._script import Locals, Moves
 
-Key: TypeAlias = tuple[str, int, Box]  # "source" or "target", entry, box
-Place: TypeAlias = "Key | int"  # a shard, or the buffer (of a peer, by position)
-Tensors: TypeAlias = Mapping[Any, torch.Tensor]
+Key: TypeAlias = tuple[int, Box]  # entry and box
+Place: TypeAlias = tuple[str, Any]  # "source" or "target" with a key, "message" with a peer's position
+Tensors: TypeAlias = Mapping[Key, torch.Tensor]  # flat shards
+Messages: TypeAlias = Sequence[torch.Tensor]  # by position of the peer
 
 MANY = 8  # copies of one shard and message from which rows may pay
 SMALL = 2048  # bytes per copy below which rows pay
@@ -75,12 +77,12 @@ class Steps(NamedTuple):
 
 
 def compile_pack(program: Program, m: Moves, *, forward: bool = False) -> Steps:
-    """Shards -> one send buffer."""
+    """Shards -> messages."""
     return _compiled(program, m, "target" if forward else "source", into_buffer=True)
 
 
 def compile_unpack(program: Program, m: Moves) -> Steps:
-    """Messages, one place per peer -> shards."""
+    """Messages -> shards."""
     return _compiled(program, m, "target", into_buffer=False)
 
 
@@ -91,8 +93,8 @@ def compile_local(program: Program, m: Locals) -> Steps:
         entry = int(m.entry[its[0]])
         e, dtypes = program.plan.entries[entry], _dtypes(program, entry)
         places: tuple[Place, Place] = (
-            ("target", entry, e.plan.target.domain.boxes[int(m.target[its[0]])]),
-            ("source", entry, e.plan.source.domain.boxes[int(m.source[its[0]])]),
+            ("target", (entry, _box(e, "target", int(m.target[its[0]])))),
+            ("source", (entry, _box(e, "source", int(m.source[its[0]])))),
         )
         sides = _Sides(
             *places, m.shape[:, its], m.target_strides[:, its], m.target_offset[its],
@@ -111,8 +113,8 @@ def _compiled(program: Program, m: Moves, own: str, into_buffer: bool) -> Steps:
         e, dtypes = program.plan.entries[entry], _dtypes(program, entry)
         wire = wire_dtype(e, dtypes, hop)
         dtype = dtypes[0] if own == "source" else dtypes[1]
-        shard: Place = (own, entry, _box(e, own, int(m.box[its[0]])))
-        buffer: Place = 0 if into_buffer else int(m.peer[its[0]])
+        shard = (own, (entry, _box(e, own, int(m.box[its[0]]))))
+        buffer = ("message", int(m.peer[its[0]]))
         a, b = _between(m.take(its), shard, dtype, buffer, wire, into_buffer)
         strided += a
         rows += b
@@ -128,12 +130,10 @@ def _between(
 ) -> tuple[list[Strided], list[Rows]]:
     """Copies between a shard and a buffer whose blocks start at any byte."""
     size = itemsize(wire)
-    odd = bool((m.at % size).any())
+    odd = bool((m.start % size).any()) and bool((m.numerator == m.denominator).all())
     mine, there = (m.strides, m.offset), (m.buffer_strides, m.at // size)
     shape = m.shape
-    if odd and dtype != wire:
-        raise AssertionError("a converted block does not start at a multiple of its element")
-    if odd:
+    if odd and dtype == wire:
         shape, mine, there = _as_bytes(m, size)
         dtype = wire = "uint8"
     places = (buffer, shard) if into_buffer else (shard, buffer)
@@ -214,13 +214,13 @@ def _as_rows(x: _Sides, size: int) -> Rows | None:
     target = _addresses(rows, np.where(run, width, x.target), x.target_offset) // width
     source = _addresses(rows, np.where(run, width, x.source), x.source_offset) // width
     order = np.argsort(target, kind="stable")
-    if not isinstance(x.source_place, tuple):
+    if x.source_place[0] == "message":
         order = np.argsort(source, kind="stable")
     target, source = target[order], source[order]
     count = len(target)
-    if not isinstance(x.target_place, tuple) and _counts_up(target):
+    if x.target_place[0] == "message" and _counts_up(target):
         return Rows(x.target_place, x.source_place, width * size, None, source, int(target[0]), count)
-    if not isinstance(x.source_place, tuple) and _counts_up(source):
+    if x.source_place[0] == "message" and _counts_up(source):
         return Rows(x.target_place, x.source_place, width * size, target, None, int(source[0]), count)
     return Rows(x.target_place, x.source_place, width * size, target, source, 0, count)
 
@@ -247,6 +247,71 @@ def _addresses(shape: IntArray, strides: IntArray, offset: IntArray) -> IntArray
         left, digit = np.divmod(left, shape[k][block])
         found = found + digit * strides[k][block]
     return found
+
+
+# --- messages that lie in a shard as they are ---------------------------------------------
+
+
+class Block(NamedTuple):
+    """Contiguous bytes of a shard."""
+
+    place: Place
+    at: int
+    size: int
+
+
+def straight_out(pack: Steps, forward: Steps, sizes: Sequence[int]) -> tuple[Steps, Steps, dict[int, Block]]:
+    """Messages that can be sent from the shard, and the steps without them."""
+    both = Steps(pack.strided + forward.strided, pack.rows + forward.rows)
+    found = _straight(both, sizes, "target", "source")
+    return _without(pack, found, "target_place"), _without(forward, found, "target_place"), found
+
+
+def straight_in(unpack: Steps, sizes: Sequence[int]) -> tuple[Steps, dict[int, Block]]:
+    """Messages that can be received into the shard, and the steps without them."""
+    found = _straight(unpack, sizes, "source", "target")
+    return _without(unpack, found, "source_place"), found
+
+
+def _straight(steps: Steps, sizes: Sequence[int], message: str, shard: str) -> dict[int, Block]:
+    """Messages that are one contiguous block of a shard, byte for byte."""
+    by_peer: dict[int, list[Any]] = {}
+    for s in steps.strided:
+        by_peer.setdefault(getattr(s, message).place[1], []).append(s)
+    for r in steps.rows:
+        by_peer.setdefault(getattr(r, f"{message}_place")[1], []).append(r)
+    found = {}
+    for peer, its in by_peer.items():
+        if len(its) == 1 and isinstance(its[0], Strided) and _plain(its[0]):
+            view = getattr(its[0], shard)
+            size = view.dtype.itemsize
+            block = Block(view.place, view.offset * size, math.prod(view.shape) * size)
+            if block.size == sizes[peer]:
+                found[peer] = block
+    return found
+
+
+def _plain(s: Strided) -> bool:
+    """Whether a copy keeps bytes as they are, from one contiguous block to another."""
+    dense = row_major(s.source.shape)
+    return s.source.dtype in RAW.values() and s.target[1:4] == s.source[1:4] and s.source.strides == dense
+
+
+def _without(steps: Steps, peers: Mapping[int, Block], place: str) -> Steps:
+    def kept(where: Place) -> bool:
+        return where[1] not in peers
+
+    side = place.removesuffix("_place")
+    return Steps(
+        tuple(s for s in steps.strided if kept(getattr(s, side).place)),
+        tuple(r for r in steps.rows if kept(getattr(r, place))),
+    )
+
+
+def bytes_of_block(b: Block, sources: Tensors, targets: Tensors) -> torch.Tensor:
+    """The bytes themselves."""
+    shard = (sources if b.place[0] == "source" else targets)[b.place[1]]
+    return as_dtype(shard, torch.uint8)[b.at : b.at + b.size]
 
 
 # --- attaching ----------------------------------------------------------------------------
@@ -402,7 +467,7 @@ def _rows(x: torch.Tensor, width: int) -> torch.Tensor:
 
 
 class Kept:
-    """Attached steps, kept while the same memory comes again."""
+    """Compiled steps that keep their views while the same memory comes again."""
 
     __slots__ = ("attached", "seen", "steps", "where")
 
@@ -412,17 +477,18 @@ class Kept:
         self.seen: tuple[tuple[int, int], ...] = ()
         self.attached: Attached | None = None
 
-    def go(self, places: Mapping[Place, torch.Tensor]) -> None:
+    def go(self, sources: Tensors, targets: Tensors, messages: Messages = ()) -> None:
         """Do the copies."""
         if not self.where:
             return
-        seen = tuple([_memory(places[p]) for p in self.where])
+        of: dict[str, Any] = {"source": sources, "target": targets, "message": messages}
+        tensors = [of[kind][key] for kind, key in self.where]
+        seen = tuple([_memory(x) for x in tensors])
         if self.attached is None or seen != self.seen:
-            mine = {p: places[p] for p in self.where}
-            if any(x.device.type != "cpu" for x in mine.values()):
-                attach(self.steps, mine).go()
+            if any(x.device.type != "cpu" for x in tensors):
+                attach(self.steps, dict(zip(self.where, tensors))).go()
                 return
-            self.attached = attach(self.steps, {p: unowned(x) for p, x in mine.items()})
+            self.attached = attach(self.steps, {p: unowned(x) for p, x in zip(self.where, tensors)})
             self.seen = seen
         self.attached.go()
 

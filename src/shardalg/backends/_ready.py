@@ -50,7 +50,7 @@ class Ready:
         if turn < len(self.stage.turns):
             return self.stage.pack(turn, sources, targets)
         nothing, silent = torch.empty(0, dtype=torch.uint8), [0] * len(self.peers)
-        return {r: Outgoing(nothing, silent, silent) for r in self.ranks}
+        return {r: Outgoing(nothing, [nothing] * len(self.peers), silent, {}) for r in self.ranks}
 
     def dtype_of(self, entry: int) -> torch.dtype:
         """The dtype of an entry's targets."""
@@ -60,7 +60,7 @@ class Ready:
     @cached_property
     def checks(self) -> Checks:
         """Where each copy lies in the messages, for checksums."""
-        return checks(self.moved, self.stage.script.parcels, self.ranks)
+        return checks(self.moved, self.stage.fine.parcels, self.ranks)
 
     @cached_property
     def adjoint(self) -> Program:

@@ -108,8 +108,7 @@ class _Trip:
         checks, peers = self.ready.checks, self.ctx.peers
         exchange = {}
         for rank, part in parts.items():
-            messages = part.send.split(part.send_bytes)
-            said = [sums_of(checks.sent.get((turn, rank, p), []), m) for p, m in zip(peers, messages)]
+            said = [sums_of(checks.sent.get((turn, rank, p), []), m) for p, m in zip(peers, part.messages)]
             sizes = [4 * len(checks.received.get((turn, rank, p), ())) for p in peers]
             send, receive = b"".join(said), self.ctx.buffer(rank, "sums in", sum(sizes))
             buffer = self.ctx.buffer(rank, "sums out", len(send))

@@ -20,7 +20,8 @@ class Moves(NamedTuple):
 
     The shard is a box (position in the source's domain, or in the target's where ``own`` is
     "target") of an entry, ``offset`` and ``strides`` in its elements. ``at`` is the first byte in
-    the buffer, ``buffer_strides`` run in elements. ``peer`` is the position of the other rank.
+    the message, ``buffer_strides`` run in elements. ``peer`` is the position of the other rank, and
+    ``start`` the first byte of the message where all messages of a turn lie in one buffer.
     """
 
     entry: IntArray
@@ -29,6 +30,7 @@ class Moves(NamedTuple):
     peer: IntArray
     offset: IntArray
     at: IntArray
+    start: IntArray
     numerator: IntArray
     denominator: IntArray
     shape: IntArray
@@ -40,8 +42,8 @@ class Moves(NamedTuple):
 
 
 class Part(NamedTuple):
-    """One rank's part of one turn. Bytes per peer in the order of the context's peers. ``pack`` (from
-    sources) and ``forward`` (from targets) address the whole send buffer, ``unpack`` each message."""
+    """One rank's part of one turn: bytes per peer in the order of the context's peers, moves from
+    sources (``pack``) and from targets (``forward``) into messages, and from messages (``unpack``)."""
 
     send_bytes: list[int]
     receive_bytes: list[int]
@@ -137,12 +139,13 @@ def _parts(wire: _Wire, rank: int) -> list[Part]:
     rows = wire.fine.rows
     out, into = np.flatnonzero(rows[1] == rank), np.flatnonzero(rows[2] == rank)
     send, receive = _message_bytes(wire, out, 2, rank), _message_bytes(wire, into, 1, rank)
-    start = np.cumsum(send, axis=1) - send
+    starts = [np.cumsum(x, axis=1) - x for x in (send, receive)]
     first_hop, later = out[rows[6, out] == 0], out[rows[6, out] == 1]
-    pack = _shifted(_packs(wire, first_hop), rows[0, first_hop], start)
+    pack = _started(_packs(wire, first_hop), rows[0, first_hop], starts[0])
     forward, of_later = _unpacks(wire, later, rank, 2)
-    forward = _shifted(forward, rows[0, of_later], start)
+    forward = _started(forward, rows[0, of_later], starts[0])
     unpack, of_into = _unpacks(wire, into, rank, 1)
+    unpack = _started(unpack, rows[0, of_into], starts[1])
     groups = [
         _by_turn(m, rows[0, its], wire.turns)
         for m, its in ((pack, first_hop), (forward, of_later), (unpack, of_into))
@@ -165,9 +168,8 @@ def _position(peers: tuple[int, ...], ranks: IntArray) -> IntArray:
     return found
 
 
-def _shifted(m: Moves, turn: IntArray, start: IntArray) -> Moves:
-    """Positions within messages as positions in the buffer."""
-    return m._replace(at=m.at + start[turn, m.peer]) if len(turn) else m
+def _started(m: Moves, turn: IntArray, starts: IntArray) -> Moves:
+    return m._replace(start=starts[turn, m.peer]) if len(turn) else m
 
 
 def _by_turn(m: Moves, turn: IntArray, count: int) -> list[Moves]:
@@ -190,8 +192,8 @@ def _packs(wire: _Wire, picked: IntArray) -> Moves:
     one = np.ones(len(picked), np.int64)
     shape = p.shape[:, picked]
     return Moves(
-        head[3], head[4], head[6], _position(wire.peers, head[2]), head[5], wire.offsets[picked], one, one,
-        shape, p.strides[:, picked], _row_major(shape),
+        head[3], head[4], head[6], _position(wire.peers, head[2]), head[5], wire.offsets[picked],
+        np.zeros_like(one), one, one, shape, p.strides[:, picked], _row_major(shape),
     )  # fmt: skip
 
 
@@ -236,7 +238,7 @@ def _wanted_moves(plan: TransferPlan, p: Parcels, its: IntArray, rank: int) -> t
     none = np.zeros(len(met.left), np.int64)
     moves = Moves(
         none, c.dom_box[met.right], p.rows[6, its[met.left]], none,
-        met.right_offset[0], met.left_offset[0], c.numerator[met.right], c.denominator[met.right],
+        met.right_offset[0], met.left_offset[0], none, c.numerator[met.right], c.denominator[met.right],
         met.shape, met.right_strides[0], met.left_strides[0],
     )  # fmt: skip
     return moves, met.left
@@ -253,7 +255,7 @@ def _together(parts: list[Moves]) -> Moves:
     axes = max((len(m.shape) for m in parts), default=0)
     none = np.zeros(0, np.int64)
     flat = np.zeros((axes, 0), np.int64)
-    wide = [Moves(*(none,) * 8, flat, flat, flat)]
+    wide = [Moves(*(none,) * 9, flat, flat, flat)]
     for m in parts:
         extra = ((0, axes - len(m.shape)), (0, 0))
         wide.append(

@@ -19,6 +19,7 @@ import secrets
 import select
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ import torch
 
 from .._errors import TransferError
 from ._strategies import PeerToPeer
-from ._transport import Buffers, Outgoing, Strategy
+from ._transport import Buffers, Meanwhile, Outgoing, Strategy
 
 HALF = 4 << 20  # bytes of messages of one turn
 WORD = 8  # a word of its own cache line every 8 words
@@ -109,6 +110,7 @@ class Shared:
     """Messages to ranks of this host through shared memory, others (if any) peer to peer."""
 
     turn_bytes = HALF
+    straight = False
 
     def __init__(
         self, mine: Segment, near: Mapping[int, Segment], far: PeerToPeer, processes: Mapping[int, int]
@@ -127,21 +129,19 @@ class Shared:
             self._wait(p, READ, turn - 2)
         return self.mine.half(turn)[:size]
 
-    def swap(self, parts: Mapping[int, Outgoing], buffers: Buffers) -> dict[int, Sequence[torch.Tensor]]:
+    def swap(
+        self, parts: Mapping[int, Outgoing], buffers: Buffers, meanwhile: Meanwhile
+    ) -> dict[int, Sequence[torch.Tensor]]:
         ((rank, part),) = parts.items()
         self._turn += 1
-        turn = self._turn
-        starts = np.cumsum(part.send_bytes) - part.send_bytes
-        self.mine.starts(turn)[:] = starts
-        self._readers[turn % 2] = [p for p in self.near if part.send_bytes[p]]
+        turn, sizes = self._turn, part.send_bytes
+        self.mine.starts(turn)[:] = list(accumulate(sizes, initial=0))[:-1]
+        self._readers[turn % 2] = [p for p in self.near if sizes[p]]
         self.mine.words[READY] = turn
-        sizes = [0 if p in self.near else n for p, n in enumerate(part.receive_bytes)]
-        messages = list(buffers(rank, "receive", sum(sizes)).split(sizes))
-        if any(sizes) or any(n for p, n in enumerate(part.send_bytes) if p not in self.near):
-            sent = [
-                x if p not in self.near else x[:0] for p, x in enumerate(part.send.split(part.send_bytes))
-            ]
-            self.far.transfer(sent, messages, turn)
+        expected = [0 if p in self.near else n for p, n in enumerate(part.receive_bytes)]
+        messages = list(buffers(rank, "receive", sum(expected)).split(expected))
+        sent = [x[:0] if p in self.near else x for p, x in enumerate(part.messages)]
+        self.far.transfer(sent, messages, turn, meanwhile)
         for p, its in self.near.items():
             if size := part.receive_bytes[p]:
                 self._wait(p, READY, turn)

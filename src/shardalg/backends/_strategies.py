@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .._errors import TransferError
-from ._transport import Buffers, Exchange, Outgoing, Transport
+from ._transport import Buffers, Exchange, Meanwhile, Outgoing, Transport
 
 # How messages between processes can travel; the default is chosen by where the processes are.
 STRATEGIES = ("fused", "p2p", "shared", "mixed")
@@ -20,6 +20,7 @@ class Fused:
 
     name = "fused"
     turn_bytes = None
+    straight = False
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
@@ -27,12 +28,21 @@ class Fused:
     def outbox(self, rank: int, size: int, buffers: Buffers) -> torch.Tensor:
         return buffers(rank, "send", size)  # type: ignore[no-any-return]
 
-    def swap(self, parts: Mapping[int, Outgoing], buffers: Buffers) -> dict[int, Sequence[torch.Tensor]]:
+    def swap(
+        self, parts: Mapping[int, Outgoing], buffers: Buffers, meanwhile: Meanwhile
+    ) -> dict[int, Sequence[torch.Tensor]]:
         whole = {
             r: Exchange(p.send, p.send_bytes, buffers(r, "receive", sum(p.receive_bytes)), p.receive_bytes)
             for r, p in parts.items()
         }
-        self.transport.exchange(whole)
+        start = getattr(self.transport, "start_exchange", None)
+        if start is None:
+            self.transport.exchange(whole)
+            meanwhile()
+        else:
+            finish = start(whole)
+            meanwhile()
+            finish()
         return {r: x.receive.split(x.receive_bytes) for r, x in whole.items()}
 
     def release(self) -> None:
@@ -47,11 +57,14 @@ class Direct:
 
     name = "direct"
     turn_bytes = None
+    straight = False
 
     def outbox(self, rank: int, size: int, buffers: Buffers) -> torch.Tensor:
         raise AssertionError("nothing is sent")
 
-    def swap(self, parts: Mapping[int, Outgoing], buffers: Buffers) -> dict[int, Sequence[torch.Tensor]]:
+    def swap(
+        self, parts: Mapping[int, Outgoing], buffers: Buffers, meanwhile: Meanwhile
+    ) -> dict[int, Sequence[torch.Tensor]]:
         raise AssertionError("nothing is sent")
 
     def release(self) -> None:
@@ -62,9 +75,11 @@ class Direct:
 
 
 class PeerToPeer:
-    """One message per peer that there is something for: all receives are posted first."""
+    """One message per peer that there is something for: all receives are posted first. Blocks that are
+    contiguous leave from the shard and arrive in it."""
 
     name = "p2p"
+    straight = True
 
     def __init__(self, group: Any, position: int, timeout: timedelta, turn_bytes: int | None = None) -> None:
         self.group, self.position, self.timeout = group, position, timeout
@@ -74,24 +89,26 @@ class PeerToPeer:
     def outbox(self, rank: int, size: int, buffers: Buffers) -> torch.Tensor:
         return buffers(rank, "send", size)  # type: ignore[no-any-return]
 
-    def swap(self, parts: Mapping[int, Outgoing], buffers: Buffers) -> dict[int, Sequence[torch.Tensor]]:
+    def swap(
+        self, parts: Mapping[int, Outgoing], buffers: Buffers, meanwhile: Meanwhile
+    ) -> dict[int, Sequence[torch.Tensor]]:
         ((rank, part),) = parts.items()
-        receive = buffers(rank, "receive", sum(part.receive_bytes))
-        messages = receive.split(part.receive_bytes)
+        sizes = [0 if p in part.into else n for p, n in enumerate(part.receive_bytes)]
+        messages = list(buffers(rank, "receive", sum(sizes)).split(sizes))
+        for p, place in part.into.items():
+            messages[p] = place
         self._turn += 1
-        self.transfer(part.send.split(part.send_bytes), messages, self._turn)
+        self.transfer(part.messages, messages, self._turn, meanwhile)
         return {rank: messages}
 
-    def transfer(self, out: Sequence[torch.Tensor], into: Sequence[torch.Tensor], tag: int) -> None:
+    def transfer(
+        self, out: Sequence[torch.Tensor], into: Sequence[torch.Tensor], tag: int, meanwhile: Meanwhile
+    ) -> None:
         """Send ``out[p]`` to and fill ``into[p]`` from the peer at position p; empty ones are left out."""
-        works = []
         try:
-            for p, x in enumerate(into):
-                if x.numel():
-                    works.append(self.group.recv([x], p, tag))
-            for p, x in _from(self.position, out):
-                if x.numel():
-                    works.append(self.group.send([x], p, tag))
+            works = [self.group.recv([x], p, tag) for p, x in enumerate(into) if x.numel()]
+            works += [self.group.send([x], p, tag) for p, x in _from(self.position, out) if x.numel()]
+            meanwhile()
             for work in works:
                 work.wait(self.timeout)
         except RuntimeError as error:
@@ -101,7 +118,8 @@ class PeerToPeer:
         """Buffers are ours."""
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Leave the group: it ends with the last one who holds it."""
+        self.group = None
 
 
 def _from(position: int, out: Sequence[torch.Tensor]) -> list[tuple[int, torch.Tensor]]:

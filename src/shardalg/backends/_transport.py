@@ -20,11 +20,23 @@ class Exchange(NamedTuple):
 
 
 class Outgoing(NamedTuple):
-    """One rank's messages of one turn, packed one after the other, and what it expects."""
+    """One rank's messages of one turn, by position of the peer, and the bytes it expects from each.
+
+    ``send`` is the buffer that holds the messages one after the other, without those that lie in a
+    shard as they are. ``into`` are places that messages may be received into directly.
+    """
 
     send: Tensor
-    send_bytes: list[int]
+    messages: Sequence[Tensor]
     receive_bytes: list[int]
+    into: Mapping[int, Tensor]
+
+    @property
+    def send_bytes(self) -> list[int]:
+        return [m.numel() for m in self.messages]
+
+
+Meanwhile: TypeAlias = Callable[[], None]  # work to do while messages travel
 
 
 class Transport(Protocol):
@@ -69,12 +81,19 @@ class Strategy(Protocol):
         """The most that a rank's buffers should hold in one turn, where smaller turns are faster."""
         ...
 
+    @property
+    def straight(self) -> bool:
+        """Whether messages may leave from and arrive in shards without a copy."""
+        ...
+
     def outbox(self, rank: int, size: int, buffers: Buffers) -> Tensor:
         """Memory to pack a rank's messages of the next turn into."""
         ...
 
-    def swap(self, parts: Mapping[int, Outgoing], buffers: Buffers) -> dict[int, Sequence[Tensor]]:
-        """The message of each peer to each held rank, valid until ``release``."""
+    def swap(
+        self, parts: Mapping[int, Outgoing], buffers: Buffers, meanwhile: Meanwhile
+    ) -> dict[int, Sequence[Tensor]]:
+        """The message of each peer to each held rank, valid until ``release``. Calls ``meanwhile`` once."""
         ...
 
     def release(self) -> None:
