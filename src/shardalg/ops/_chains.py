@@ -46,7 +46,7 @@ class Listed:
         self.budget.spend(self.size)
         return sum((p[0] + step[0], p[1] + step[1]) in self.members for p in self.points)
 
-    def chains(self, step: Point) -> dict[int, Listed]:
+    def chains(self, step: Point) -> dict[int, Relation]:
         """The starts of the chains by their length."""
         self.budget.spend(self.size)
         starts: defaultdict[int, list[Point]] = defaultdict(list)
@@ -144,7 +144,8 @@ class Strided:
 
     def _spans(self) -> tuple[int, int]:
         c = self.table.columns
-        low, high = zip(*(_range(c.shape, *x) for x in ((c.dom_offset, c.dom_strides), (c.cod_offset, c.cod_strides))))
+        sides = ((c.dom_offset, c.dom_strides), (c.cod_offset, c.cod_strides))
+        low, high = zip(*(_range(c.shape, *side) for side in sides))
         return high[0] - low[0], high[1] - low[1]
 
     def _both(self, a: PieceTable, b: PieceTable) -> PieceTable:
@@ -159,7 +160,7 @@ class Strided:
         if self.size > self.budget.left:
             raise LimitError(
                 f"{self.size} elements without a common step have no canonical form within"
-                f" Limits(steps={self.budget.bound}); raise the bound, or compare with equivalent or fingerprint"
+                f" Limits(steps={self.budget.bound}); raise the bound, or use equivalent or fingerprint"
             )
         self.budget.spend(self.size)
         return sorted(points_of(families_of(self.table)))

@@ -9,7 +9,7 @@ from ..maps._composed import composed
 from ..maps._map import known, remember
 from ..maps._relation import disjoint
 from ..maps._space import describe_key
-from ._simplify import simplified
+from ._folding import simplified
 
 
 def compose(g: AffineMap, f: AffineMap, *, limits: Limits = Limits()) -> AffineMap:

@@ -11,8 +11,8 @@ from ..maps import AffineMap, Box, Piece, Space
 from ..maps._map import known, remember
 from ..maps._space import Key, Shape, as_int, describe_key, row_major
 from ..maps._table import concatenate
+from ._folding import simplified
 from ._sides import bijection, moved, side_of
-from ._simplify import simplified
 
 Starts: TypeAlias = dict[Key, int]  # where the box of each key continues along its axis
 

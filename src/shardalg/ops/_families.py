@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..maps._space import IntArray, Shape, row_major
-from ._simplify import Axis, Family, fold_points
+from ._folding import Axis, Family, fold_points
 
 SHORT = 256  # points folded one by one
 MANY = 64  # kinds of rows, or of run lengths, beyond which an axis says nothing

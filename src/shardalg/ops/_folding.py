@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from math import gcd, prod
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 

@@ -21,12 +21,12 @@ from ..plans._plan import RankMap
 from ._balance import Demand, as_blocks, block_of, shares
 from ._boxes import box_copies
 from ._compose import compose, require_same_space
+from ._folding import simplified
 from ._holders import Atoms, atoms
 from ._questions import is_single_valued, say_slot
 from ._regions import domain
 from ._select import Requests, SelectLike, Selector, as_selector
 from ._sets import subtract
-from ._simplify import simplified
 
 RanksLike = Sequence[int] | Mapping[int, int] | None
 

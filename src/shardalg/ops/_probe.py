@@ -20,7 +20,7 @@ from ..maps._ratio import simplest_ratio
 from ..maps._space import IntArray, Shape, as_int, as_shape
 from ..maps._table import concatenate
 from ._families import families_of
-from ._simplify import _as_table, simplified
+from ._folding import families_table, simplified
 
 Values: TypeAlias = npt.NDArray[Any]
 Shards: TypeAlias = dict[int, Values]
@@ -386,7 +386,7 @@ def _as_map(learnt: Mapping[int, Learnt], shape: Shape, dtype: str, limits: Limi
                 continue
             limits.hold("pieces", len(families))
             exact = _ratio(np.asarray(scale), (), dtype)
-            tables.append(_as_table(families, [box, 0, 0, 0, exact.numerator, exact.denominator]))
+            tables.append(families_table(families, [box, 0, 0, 0, exact.numerator, exact.denominator]))
     found = AffineMap(storage, Space.logical(shape), simplified(concatenate(tables)))
     return remember(found, single_valued=True)
 

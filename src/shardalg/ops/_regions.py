@@ -15,7 +15,7 @@ from ..maps._relation import disjoint, minus
 from ..maps._space import as_int, describe_key, row_major
 from ..maps._table import Columns, PieceTable, build
 from ._compose import compose
-from ._simplify import simplified
+from ._folding import simplified
 
 Range: TypeAlias = "slice | int | tuple[int, int]"
 RegionLike: TypeAlias = Any  # a region map, or ranges per axis, or {key: ranges}

@@ -9,8 +9,8 @@ from ..maps._map import known, remember
 from ..maps._relation import common, families_table, minus
 from ..maps._table import concatenate
 from ._compose import require_same_space
+from ._folding import simplified
 from ._questions import is_single_valued
-from ._simplify import simplified
 
 
 def union(a: AffineMap, b: AffineMap, *, limits: Limits = Limits()) -> AffineMap:

@@ -5,11 +5,7 @@ from __future__ import annotations
 from ..maps import AffineMap
 from ..maps._map import known, remember
 from ..maps._table import concatenate
-from ._folding import Axis as Axis
-from ._folding import Family as Family
-from ._folding import families_table as families_table
-from ._folding import fold_points as fold_points
-from ._folding import simplified as simplified
+from ._folding import simplified
 from ._homogeneous import by_holders
 
 FEW = 4096  # points of a group up to which it is also folded point by point
@@ -36,11 +32,10 @@ def simplify(m: AffineMap, *, homogeneous: bool = False) -> AffineMap:
     parts = by_holders(m) if homogeneous else [m.table]
     tables = [simplified(part, listed=FEW) for part in parts]
     table = tables[0] if len(tables) == 1 else concatenate(tables)
-    if table is m.table or table == m.table:
+    if table == m.table:
         return m
     return remember(
         AffineMap(m.domain, m.codomain, table),
         single_valued=known(m, "single_valued"),
         injective=known(m, "injective"),
     )
-_as_table = families_table
