@@ -47,6 +47,7 @@ def _say(message: str, code: int) -> int:
 
 
 def _terminate(*_: object) -> NoReturn:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # while we clean up
     sys.exit(TERMINATED)
 
 

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import shutil
-import tempfile
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from multiprocessing import connection, forkserver
-from multiprocessing.context import ForkServerProcess
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import shardalg as sa  # its backends load torch on first use
 
@@ -26,6 +24,25 @@ from .._torch import torch
 Work: TypeAlias = Callable[[Any, Any], Any]  # of a live context and an argument
 GRACE = 1.0  # seconds for other workers to say what went wrong first
 PRELOAD = ["shardalg.backends", "shardalg.cli._main"]
+HOST = "127.0.0.1"
+
+
+class Task(NamedTuple):
+    """What a worker is to do, and where the workers meet (0: it opens the port and says which)."""
+
+    work: Work
+    argument: Any
+    rank: int
+    size: int
+    timeout: float
+    port: int = 0
+
+
+class Worker(NamedTuple):
+    """A process and the pipe it answers through."""
+
+    process: Any
+    channel: Any
 
 
 def warm_up() -> None:
@@ -41,67 +58,81 @@ def run_workers(work: Work, argument: Any, count: int, *, timeout: float) -> lis
     died or raised anything else as ``TransferError``. No process outlives the call.
     """
     warm_up()
-    context = multiprocessing.get_context("forkserver")
-    with (
-        tempfile.TemporaryDirectory(prefix="shardalg-", ignore_cleanup_errors=True) as folder,
-        _started(context, work, argument, count, folder, timeout) as workers,
-    ):
+    workers: list[Worker] = []
+    try:
+        port = 0
+        for rank in range(count):
+            with uninterrupted():
+                workers.append(_start(Task(work, argument, rank, count, timeout, port)))
+            port = port or _received(workers[0], 0)
         return _results(workers)
+    finally:
+        with uninterrupted():
+            _end(workers)
 
 
 @contextmanager
-def _started(
-    context: Any, work: Work, argument: Any, count: int, folder: str, timeout: float
-) -> Iterator[list[tuple[ForkServerProcess, Any]]]:
-    workers = []
+def uninterrupted() -> Iterator[None]:
+    """Signals that would end us wait until the block is done."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     try:
-        for rank in range(count):
-            mine, theirs = context.Pipe(duplex=False)
-            process = context.Process(
-                target=_enter, args=(theirs, work, argument, rank, count, folder, timeout), daemon=True
-            )
-            process.start()
-            theirs.close()
-            workers.append((process, mine))
-        yield workers
+        yield
     finally:
-        for process, mine in workers:
-            process.kill()
-            process.join()
-            mine.close()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _results(workers: list[tuple[ForkServerProcess, Any]]) -> list[Any]:
+def _start(task: Task) -> Worker:
+    context = multiprocessing.get_context("forkserver")
+    mine, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_enter, args=(theirs, task), daemon=True)
+    process.start()
+    theirs.close()
+    return Worker(process, mine)
+
+
+def _end(workers: list[Worker]) -> None:
+    for w in workers:
+        w.process.kill()
+    for w in workers:
+        w.process.join()
+        w.channel.close()
+
+
+def _results(workers: list[Worker]) -> list[Any]:
     """The answers of all workers; the most telling failure of any is raised."""
     answers: dict[int, Any] = {}
     failures: dict[int, Exception] = {}
-    deadline = float("inf")
-    while len(answers) + len(failures) < len(workers) and time.monotonic() < deadline:
-        open_ones = {
-            mine: rank for rank, (_, mine) in enumerate(workers) if rank not in {*answers, *failures}
-        }
-        left = None if deadline == float("inf") else max(0.0, deadline - time.monotonic())
-        for ready in connection.wait(list(open_ones), timeout=left):
-            rank = open_ones[ready]
-            ok, value = _answer(workers[rank], rank)
-            (answers if ok else failures)[rank] = value
-        if failures and deadline == float("inf"):
+    deadline: float | None = None
+    while len(answers) + len(failures) < len(workers):
+        waiting = {w.channel: rank for rank, w in enumerate(workers) if rank not in {*answers, *failures}}
+        left = None if deadline is None else deadline - time.monotonic()
+        if left is not None and left <= 0:
+            break
+        for ready in connection.wait(list(waiting), timeout=left):
+            rank = waiting[ready]
+            try:
+                answers[rank] = _received(workers[rank], rank)
+            except Exception as error:
+                failures[rank] = error
+        if failures and deadline is None:
             deadline = time.monotonic() + GRACE
     if failures:
         raise min(failures.values(), key=lambda e: (_is_echo(e), isinstance(e, TransferError)))
     return [answers[rank] for rank in range(len(workers))]
 
 
-def _answer(worker: tuple[ForkServerProcess, Any], rank: int) -> tuple[bool, Any]:
-    process, mine = worker
+def _received(worker: Worker, rank: int) -> Any:
+    """What a worker says; its failure is raised."""
     try:
-        answer: tuple[bool, Any] = mine.recv()
+        ok, value = worker.channel.recv()
     except EOFError:
-        process.join(GRACE)
-        code = process.exitcode
+        worker.process.join(GRACE)
+        code = worker.process.exitcode
         word = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with code {code}"
-        return False, TransferError(f"the worker of rank {rank} {word} before it was done")
-    return answer
+        raise TransferError(f"the worker of rank {rank} {word} before it was done") from None
+    if not ok:
+        raise value
+    return value
 
 
 def _is_echo(error: Exception) -> bool:
@@ -112,28 +143,43 @@ def _is_echo(error: Exception) -> bool:
 # --- inside a worker ----------------------------------------------------------------------
 
 
-def _enter(
-    channel: Any, work: Work, argument: Any, rank: int, count: int, folder: str, timeout: float
-) -> None:
-    threading.Thread(target=_follow_parent, args=(folder,), daemon=True).start()
+def _enter(channel: Any, task: Task) -> NoReturn:
+    """The life of a worker; what it answers is all that is left of it."""
+    threading.Thread(target=_follow_parent, daemon=True).start()
     torch().set_num_threads(1)
+    code = 1
     try:
-        limit = timedelta(seconds=timeout)
-        store = torch().distributed.FileStore(os.path.join(folder, "store"), count)
-        with sa.backends.cpu(store=store, rank=rank, size=count, timeout=limit) as ctx:
-            channel.send((True, work(ctx, argument)))
+        channel.send(_answer(channel, task))
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _answer(channel: Any, task: Task) -> tuple[bool, Any]:
+    try:
+        with _met(channel, task) as ctx:
+            return True, task.work(ctx, task.argument)
     except ShardalgError as error:
-        channel.send((False, error))
+        return False, error
     except Exception as error:
-        channel.send((False, TransferError(f"rank {rank}: {type(error).__name__}: {error}")))
+        return False, TransferError(f"rank {task.rank}: {type(error).__name__}: {error}")
 
 
-def _follow_parent(folder: str) -> None:
-    """End this worker, and remove the folder the workers met in, when the process that started it ends."""
+def _met(channel: Any, task: Task) -> Any:
+    """The live context of all workers. The first opens the port where they meet and says which it is."""
+    limit = timedelta(seconds=task.timeout)
+    make: Any = torch().distributed.TCPStore
+    store = make(HOST, task.port, is_master=not task.rank, wait_for_workers=False, timeout=limit)
+    if not task.rank:
+        channel.send((True, store.port))
+    return sa.backends.cpu(store=store, rank=task.rank, size=task.size, timeout=limit)
+
+
+def _follow_parent() -> None:
+    """End this worker when the process that started it ends, however that happens."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     connection.wait([parent.sentinel])
-    shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
 
 
