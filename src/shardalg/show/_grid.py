@@ -24,6 +24,7 @@ from ._coordinates import along_axes, intervals
 CELLS = 64  # per axis of a grid
 UNITS = 32  # an axis up to this long is drawn element by element
 MOST_SHARDS = 16  # rows of the storage view
+RUNS = 24  # ends of runs of consecutive elements marked in a shard
 PANELS = 12  # small multiples above two axes
 MOST_CUT_BLOCKS = 20000  # blocks whose edges are looked for
 
@@ -246,7 +247,8 @@ def storage(m: AffineMap, box: int) -> list[Stored]:
     """The slots of one shard as cells: padding, or elements from ``first`` to ``last``."""
     size = m.domain.boxes[box].size
     blocks = side_blocks(m.table.take(m.table.columns.dom_box == box), DOMAIN, CODOMAIN)
-    edges = _cuts(size, _edges(blocks, (size,))[0], CELLS).edges
+    runs = _run_edges(blocks)
+    edges = _cuts(size, _edges(blocks, (size,))[0] if runs is None else runs, CELLS).edges
     lows, highs = edges[:-1], edges[1:]
     hit = point_hits(blocks, np.array([*lows, *(high - 1 for high in highs)], np.int64))
     at = dict(zip(hit.point.tolist(), hit.payload.tolist()))
@@ -271,6 +273,20 @@ class ShardRows(NamedTuple):
 
     shown: list[tuple[Box, list[Stored]]]
     left: int
+
+
+def _run_edges(blocks: Blocks) -> set[int] | None:
+    """The slots where elements stop following each other, or None where they are too many."""
+    found: set[int] = set()
+    strides = zip(blocks.strides.T.tolist(), blocks.pay_strides[0].T.tolist())
+    for offset, extents, (left, right) in zip(blocks.offset.tolist(), blocks.shape.T.tolist(), strides):
+        steps = [(n, a, b) for n, a, b in zip(extents, left, right) if n > 1]
+        width = steps.pop()[0] if steps and steps[-1][1:] == (1, 1) else 1
+        if math.prod(n for n, _, _ in steps) + len(found) > RUNS:
+            return None
+        starts = [offset + sum(at) for at in itertools.product(*(range(0, n * a, a) for n, a, _ in steps))]
+        found.update(starts, (start + width for start in starts))
+    return found
 
 
 def shard_rows(m: AffineMap) -> ShardRows:

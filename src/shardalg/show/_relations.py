@@ -56,7 +56,7 @@ def dots(m: AffineMap, across: Line, down: Line) -> IntArray:
     if len(table) > POINTS // 4:
         table = table.take(np.linspace(0, len(table) - 1, POINTS // 4).astype(np.int64))
     c = table.columns
-    most = max(4, POINTS // max(len(table), 1))
+    most = POINTS if m.size <= POINTS else max(4, POINTS // max(len(table), 1))
     for k in range(len(table)):
         slots, elements = _samples(c.shape[:, k], c.dom_strides[:, k], c.cod_strides[:, k], most)
         x = (across.starts[c.dom_box[k]] + c.dom_offset[k] + slots) // across.each
@@ -87,7 +87,8 @@ def _samples(extents: IntArray, left: IntArray, right: IntArray, most: int) -> t
 def _caption(m: AffineMap, across: Line, down: Line) -> str:
     if across.each == down.each == 1:
         return "slots across, elements down: one cell per pair"
-    return f"slots across, elements down: one cell per {across.each} slots and {down.each} elements, sampled"
+    sampled = ", sampled" if m.size > POINTS else ""
+    return f"slots across, elements down: one cell per {across.each} slots and {down.each} elements" + sampled
 
 
 def _box_rows(space: Space, line: Line) -> list[tuple[int, str]]:
