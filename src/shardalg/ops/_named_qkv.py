@@ -274,10 +274,10 @@ def _shared_heads(first: int, count: int, heads: int) -> list[int]:
 
 
 def _rows(shape: Any, what: str) -> Shape:
-    shape = as_shape(shape)
-    if not shape:
+    found = as_shape(shape)
+    if not found:
         raise InvalidMapError(f"{what} needs a tensor with rows, got a 0-d tensor")
-    return shape
+    return found
 
 
 def _extent(shape: Shape, axis: int) -> int:

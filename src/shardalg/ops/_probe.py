@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple, TypeAlias
 
@@ -17,10 +17,11 @@ from .._torch import torch
 from ..maps import AffineMap, Space
 from ..maps._map import remember
 from ..maps._ratio import simplest_ratio
-from ..maps._space import IntArray, Shape, as_int, as_shape
+from ..maps._space import IntArray, Shape, as_shape
 from ..maps._table import concatenate
 from ._families import families_of
 from ._folding import families_table, simplified
+from ._layout import rank_ids
 
 Values: TypeAlias = npt.NDArray[Any]
 Shards: TypeAlias = dict[int, Values]
@@ -38,7 +39,7 @@ ULPS = 4
 def probe(
     partition: Callable[..., Any],
     shape: Any,
-    ranks: int | Iterable[int],
+    ranks: Any,
     *,
     like: str = "torch",
     dtype: str | None = None,
@@ -61,7 +62,7 @@ def probe(
     (Piece((3,), Side(0, (1,), rank=0), Side(0, (2,))), Piece((3,), Side(0, (1,), rank=1), Side(1, (2,))))
     """
     shape = as_shape(shape)
-    labels = tuple(range(ranks)) if isinstance(ranks, int) else tuple(as_int(r, "a rank") for r in ranks)
+    labels = rank_ids(ranks)
     if like not in MARKERS:
         raise InvalidMapError(f'probe: like must be "torch" or "numpy", got {like!r}')
     for name in MARKERS[like] if dtype is None else (dtype,):
@@ -96,9 +97,10 @@ class Ask(NamedTuple):
         return {rank: self.array(rank, shard) for rank, shard in found.items() if shard is not None}
 
     def answers(self, values: Values) -> dict[int, Any]:
-        if self.per_rank:
-            return {rank: self.partition(self.tensor(values), rank) for rank in self.ranks}
-        return self.by_rank(self.partition(self.tensor(values)))
+        full = self.tensor(values)
+        if self.per_rank:  # each call gets its own copy: it may write on it
+            return {rank: self.partition(self.copy(full), rank) for rank in self.ranks}
+        return self.by_rank(self.partition(full))
 
     def by_rank(self, found: Any) -> dict[int, Any]:
         if isinstance(found, Mapping):
@@ -120,10 +122,13 @@ class Ask(NamedTuple):
 
     def tensor(self, values: Values) -> Any:
         """A fresh tensor of the logical shape."""
-        array = np.array(values, order="C").reshape(self.shape)
+        array = values.reshape(self.shape)
         if self.like == "numpy":
             return array.astype(self.dtype)
-        return torch().from_numpy(array).to(getattr(torch(), self.dtype))
+        return torch().from_numpy(array).to(getattr(torch(), self.dtype), copy=True)
+
+    def copy(self, full: Any) -> Any:
+        return full.copy() if self.like == "numpy" else full.clone()
 
     def stored(self, values: Values) -> Values:
         """``values`` as the tensor really holds them."""
@@ -349,7 +354,7 @@ def _prove(ask: Ask, learnt: Mapping[int, Learnt], size: int, rng: np.random.Gen
 
 def _random(rng: np.random.Generator, size: int) -> Values:
     """Values of both signs and several magnitudes, all digits in use."""
-    return rng.standard_normal(size, np.float32) * np.exp2(rng.integers(-4, 5, size)) * (1 + 2.0**-30)
+    return np.ldexp(rng.standard_normal(size), rng.integers(-4, 5, size, dtype=np.int32))
 
 
 def _compare(ask: Ask, rank: int, learnt: Learnt, found: Values, values: Values) -> None:
