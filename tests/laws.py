@@ -8,6 +8,7 @@ from random import Random
 from typing import Any
 
 import oracle
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 from oracle import Relation, meaning
@@ -23,6 +24,9 @@ from shardalg.testing import (
     spaces,
     stretches,
 )
+
+# for the few tests that pit the engine against walking: more cases than a law needs
+many = settings(max_examples=6 * settings.default.max_examples)
 
 
 def randoms() -> SearchStrategy[Random]:

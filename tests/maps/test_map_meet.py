@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from laws import many
 
 from shardalg import AffineMap, LimitError, Limits, Piece, Side, Space
 from shardalg._limits import Budget
@@ -78,6 +79,7 @@ digits = st.sampled_from([0, 1, 1, 2, 4, 8, 12, 24, -4])
 any_blocks = st.lists(blocks() | blocks(digits), max_size=3)
 
 
+@many
 @given(any_blocks, any_blocks)
 def test_every_shared_address_once(a, b):
     assert met(a, b) == walked(a, b)

@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from laws import many
 
 from shardalg import LimitError, Limits
 from shardalg._limits import Budget
@@ -33,6 +34,7 @@ def solved(pairs: list[tuple[int, int]], constant: int) -> Counter:
     return found
 
 
+@many
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 5)), max_size=4), st.integers(-2, 40))
 @example([(4, 5), (6, 5)], 24)
 @example([(3, 4), (5, 4), (7, 4), (1, 3)], 29)

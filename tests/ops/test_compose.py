@@ -9,7 +9,7 @@ import numpy as np
 import oracle
 import pytest
 from hypothesis import given
-from laws import agree, composable, empty, forks, inside, line, means, randoms, sends, some
+from laws import agree, composable, empty, forks, inside, line, many, means, randoms, sends, some
 from oracle import meaning
 
 from shardalg import (
@@ -29,7 +29,8 @@ from shardalg import (
 from shardalg.testing import resplit
 
 
-@given(composable())
+@many
+@given(composable() | composable(max_size=24, max_extent=4))
 def test_it_is_the_set_of_pairs_with_a_point_between(maps):
     f, g = maps
     assert means(compose(g, f), oracle.compose(meaning(g), meaning(f)))

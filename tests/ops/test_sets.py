@@ -5,7 +5,7 @@ from __future__ import annotations
 import oracle
 import pytest
 from hypothesis import given
-from laws import agree, alike, empty, inside, line, means, sends, some
+from laws import agree, alike, empty, inside, line, many, means, sends, some
 from oracle import meaning
 
 from shardalg import (
@@ -26,7 +26,8 @@ from shardalg import (
 )
 
 
-@given(alike())
+@many
+@given(alike() | alike(max_size=24, max_extent=4))
 def test_they_are_the_set_operations(maps):
     a, b = maps
     assert means(union(a, b), oracle.union(meaning(a), meaning(b)))

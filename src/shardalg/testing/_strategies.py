@@ -17,6 +17,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
+from .._limits import BOUND
 from ..maps import AffineMap, Box, Piece, Side, Space
 from ..maps._map import with_table
 from ..maps._space import Shape
@@ -120,14 +121,33 @@ def pieces(
 def _sides(draw: DrawFn, box: Box, shape: Shape, stretch: int) -> Side:
     """Sides of blocks of ``shape`` inside ``box``."""
     room = -(-box.size // stretch) - 1
-    low, strides = 0, []
+    strides = draw(_free_strides(shape, room) | _digits(shape, room))
+    steps = [s * (n - 1) for s, n in zip(strides, shape)]
+    start = draw(st.integers(0, room - sum(map(abs, steps)))) - sum(min(0, s) for s in steps)
+    return Side(start * stretch, tuple(s * stretch for s in strides), box.rank, box.name)
+
+
+@st.composite
+def _free_strides(draw: DrawFn, shape: Shape, room: int) -> list[int]:
+    """Any strides with which a block of ``shape`` spans at most ``room``."""
+    strides: list[int] = []
     for extent in shape:
-        most = room // (extent - 1) if extent > 1 else room
-        stride = draw(st.integers(-most, most))
-        room -= abs(stride) * (extent - 1)
-        low += min(0, stride) * (extent - 1)
-        strides.append(stride * stretch)
-    return Side((draw(st.integers(0, room)) - low) * stretch, tuple(strides), box.rank, box.name)
+        most = room // max(1, extent - 1)
+        strides.append(draw(st.integers(-most, most)))
+        room -= abs(strides[-1]) * (extent - 1)
+    return strides
+
+
+@st.composite
+def _digits(draw: DrawFn, shape: Shape, room: int) -> list[int]:
+    """Strides as real layouts have them: each a multiple of what the smaller ones span."""
+    strides, step = [0] * len(shape), 1
+    for k in draw(st.permutations(range(len(shape)))):
+        if step * max(1, shape[k] - 1) <= room:
+            strides[k] = step * draw(st.sampled_from([1, 1, -1]))
+            room -= step * (shape[k] - 1)
+            step *= shape[k] * draw(st.sampled_from([1, 1, 2, 3]))
+    return strides
 
 
 @st.composite
@@ -139,17 +159,20 @@ def affine_maps(
     max_pieces: int = 3,
     max_axes: int = 3,
     max_extent: int = 3,
+    max_size: int = 4,
     stretch: int | None = None,
     scaled: bool = True,
     single_valued: bool = False,
     injective: bool = False,
 ) -> AffineMap:
-    """Maps of up to ``max_pieces`` drawn pieces between two spaces (drawn where none is given,
-    boxes stretched towards 2**31 and 2**61 now and then), single-valued or injective where
-    asked: there the parts that would break it are left out. Shrinks towards the empty map."""
+    """Maps of up to ``max_pieces`` drawn pieces between two spaces (drawn where none is given, with
+    boxes of ``max_size`` slots, stretched towards 2**31 and 2**61 now and then), single-valued or
+    injective where asked: the parts that would break it are left out. Shrinks towards the
+    empty map."""
     if stretch is None:
-        stretch = 1 if domain or codomain else draw(stretches())
-    dom, cod = (draw(spaces(stretch=stretch)) if s is None else s for s in (domain, codomain))
+        stretch = 1 if domain or codomain else draw(stretches(max_size=max_size))
+    drawn_spaces = spaces(stretch=stretch, max_size=max_size)
+    dom, cod = (draw(drawn_spaces) if s is None else s for s in (domain, codomain))
     drawn = pieces(dom, cod, max_axes=max_axes, max_extent=max_extent, stretch=stretch, scaled=scaled)
     count = draw(_seldom_zero(max_pieces))
     found = draw(st.lists(drawn, min_size=count, max_size=count))
@@ -170,30 +193,31 @@ def _kept(
     return kept
 
 
-def stretches() -> SearchStrategy[int]:
-    """Factors for addresses: mostly 1, also near 2**31 and 2**59. Shrinks towards 1."""
-    return st.sampled_from(STRETCHES)
+def stretches(*, max_size: int = 4) -> SearchStrategy[int]:
+    """Factors for addresses of boxes of ``max_size`` slots: mostly 1, also near 2**31 and 2**59 where
+    that stays in bounds. Shrinks towards 1."""
+    return st.sampled_from([s for s in STRETCHES if s * max_size <= BOUND])
 
 
 @st.composite
 def chains(
-    draw: DrawFn, /, *, length: int = 2, stretch: int | None = None, **kinds: Any
+    draw: DrawFn, /, *, length: int = 2, stretch: int | None = None, max_size: int = 4, **kinds: Any
 ) -> tuple[AffineMap, ...]:
     """``(f, g, ...)``, where each map starts in the space the one before ends in; ``kinds`` are
     keywords of ``affine_maps``. Shrinks towards empty maps."""
-    by = draw(stretches()) if stretch is None else stretch
-    ends = [draw(spaces(stretch=by, max_boxes=2)) for _ in range(length + 1)]
+    by = draw(stretches(max_size=max_size)) if stretch is None else stretch
+    ends = [draw(spaces(stretch=by, max_boxes=2, max_size=max_size)) for _ in range(length + 1)]
     return tuple(draw(affine_maps(a, b, stretch=by, **kinds)) for a, b in zip(ends, ends[1:]))
 
 
 @st.composite
 def parallels(
-    draw: DrawFn, /, *, length: int = 2, stretch: int | None = None, **kinds: Any
+    draw: DrawFn, /, *, length: int = 2, stretch: int | None = None, max_size: int = 4, **kinds: Any
 ) -> tuple[AffineMap, ...]:
     """Maps between the same two spaces, some of them sharing pieces; ``kinds`` are keywords of
     ``affine_maps``. Shrinks towards empty maps."""
-    by = draw(stretches()) if stretch is None else stretch
-    first = draw(affine_maps(stretch=by, **kinds))
+    by = draw(stretches(max_size=max_size)) if stretch is None else stretch
+    first = draw(affine_maps(stretch=by, max_size=max_size, **kinds))
     found = [first]
     for _ in range(length - 1):
         other = draw(affine_maps(first.domain, first.codomain, stretch=by, **kinds))
