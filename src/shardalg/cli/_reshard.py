@@ -27,7 +27,7 @@ from ..interop._outputs import (
     save,
 )
 from ..ops import schedule
-from ..plans import Program
+from ..plans import Program, TreePlan
 from ._workers import peak_memory, run_workers, warm_up
 
 FULL = "full"
@@ -146,19 +146,17 @@ def plan_steps(origin: dict[str, Stored], target: dict[str, Stored], options: Op
         groups[-1][0].extend(here)
         groups[-1][1].extend(there)
         room -= size
-    return tuple(_step(origin, target, *group, options) for group in groups)
-
-
-def _step(
-    origin: dict[str, Stored], target: dict[str, Stored], here: list[str], there: list[str], options: Options
-) -> Step:
-    sources = {n: origin[n] for n in here}
     if origin is target:
-        return Step(tuple(sources.items()), None)
-    wanted = {n: target[n] for n in there}
-    plan = transfer(sources, wanted)
-    dtypes = {n: s.dtype for n, s in wanted.items()}
-    return Step(tuple(sources.items()), schedule(plan, max_bytes=options.max_bytes, dtypes=dtypes))
+        return tuple(Step(_picked(origin, here), None) for here, _ in groups)
+    entries = {e.target: e for e in transfer(origin, target).entries}
+    plans = (TreePlan(tuple(entries[n] for n in there)) for _, there in groups)
+    dtypes = [{n: target[n].dtype for n in there} for _, there in groups]
+    programs = [schedule(p, max_bytes=options.max_bytes, dtypes=d) for p, d in zip(plans, dtypes)]
+    return tuple(Step(_picked(origin, here), p) for (here, _), p in zip(groups, programs))
+
+
+def _picked(arrangement: Arrangement, names: list[str]) -> tuple[tuple[str, Stored], ...]:
+    return tuple((name, arrangement[name]) for name in names)
 
 
 def _output(

@@ -29,6 +29,7 @@ from ..interop._outputs import Output, appearing, finish, nbytes, prepare, rank_
 from ..interop._safetensors import Entry, create, lay_out, read_header, write_at
 from ..ops import schedule
 from ..plans import Program
+from ..show import show
 from ._inspect import say_bytes
 from ._reshard import FULL, reshard
 from ._workers import peak_memory, run_workers, warm_up
@@ -313,9 +314,8 @@ def print_moves(programs: tuple[Program, ...], reports: list[Report]) -> None:
 def print_pictures(arrangement: Mapping[str, Stored], program: Program) -> None:
     """The text picture of one layout and of one plan."""
     name = next(n for n in arrangement if n.endswith("qkv.weight"))
-    for title, value in ((f"{name} on 4 processes", arrangement[name].layout), ("the plan", program)):
-        print(f"\n{title}:\n{value}")
-    print()
+    print(f"\n{name} on 4 processes:\n{show(arrangement[name].layout)}")
+    print(f"\nthe move from 2 to 4 processes:\n{show(program.plan)}\n")
 
 
 def differences(a: Path, b: Path) -> list[str]:
