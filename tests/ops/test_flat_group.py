@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardalg import (
+    AffineMap,
     Experts,
     Flat,
     InvalidMapError,
@@ -20,8 +21,10 @@ from shardalg import (
     layout,
     nest,
     padding,
+    predivided_bias,
     probe,
     rebuild,
+    relabel,
 )
 from shardalg.testing import shapes
 
@@ -105,3 +108,49 @@ def test_zero_over_an_outer_layout(name, degree, align):
 
     made = zero_over(outer, degree, align)
     assert equivalent(made, probe(partition, outer.logical_shape, len(outer.ranks) * degree))
+
+
+def beside(named):
+    """Layouts of several tensors on the same ranks as one map with a box per rank and name."""
+    moved = {n: relabel(m, domain=lambda key, n=n: (key[0], n), codomain={"": n}) for n, m in named.items()}
+    boxes = [[b for m in moved.values() for b in side(m).boxes] for side in (of_domain, of_codomain)]
+    pieces = [p for m in moved.values() for p in m.pieces]
+    return AffineMap.from_pieces(Space(tuple(boxes[0])), Space(tuple(boxes[1])), pieces)
+
+
+def of_domain(m):
+    return m.domain
+
+
+def of_codomain(m):
+    return m.codomain
+
+
+PARALLEL = {
+    "tensor parallel": {"w": layout((6, 4), Split(0), ranks=2), "b": layout((6,), Split(0), ranks=2)},
+    "row parallel": {"w": layout((5, 6), Split(1), ranks=2), "b": predivided_bias((5,), 2)},
+    "expert parallel": {
+        "w1": layout((4, 3, 2), Experts([[3, 0], [1, 2]])),
+        "w2": layout((4, 2, 3), Experts([[3, 0], [1, 2]])),
+    },
+}
+
+
+@pytest.mark.parametrize("name", PARALLEL)
+@pytest.mark.parametrize("degree, align", [(1, 1), (2, 4), (3, 6)])
+def test_a_zero_buffer_of_the_shards_of_many_parameters(name, degree, align):
+    """Each rank's shards flattened together and cut over its data-parallel group."""
+    named = PARALLEL[name]
+    outer = beside(named)
+    inner = {
+        r: flat_group({n: m.shard_shape(r) for n, m in named.items()}, degree, align) for r in outer.ranks
+    }
+    made = check_layout(nest(outer, inner))
+    generator = torch.Generator().manual_seed(0)
+    full = {n: torch.randn(m.logical_shape, generator=generator) for n, m in named.items()}
+    shards = extract(made, full)
+    for r in outer.ranks:
+        wanted = buffer({n: extract(m, full[n], r) for n, m in named.items()}, degree, align)
+        assert all(torch.equal(shards[r * degree + k], x) for k, x in wanted.items())
+    back = rebuild(made, shards)
+    assert all(torch.allclose(back[n], x) for n, x in full.items())
