@@ -1,5 +1,6 @@
 """MoE communication plans: balanced expert parallelism as pure functions over a live ``Buffer``."""
 
+from . import _show as _show
 from ._buffer import Buffer as Buffer
 from ._buffer import simulate as simulate
 from ._geometry import Geometry as Geometry

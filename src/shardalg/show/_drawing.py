@@ -33,7 +33,7 @@ def heading(title: str, *lines: str, notation: str = "") -> Drawing:
     room = WIDTH - 2 * MARGIN
     shapes = [svg.words(0, 13, clipped(title, room, 15), size=14, bold=True)]
     y = 13.0
-    for text, mono in ((notation, True), *((line, False) for line in lines)):
+    for text, mono in (*((t, True) for t in notation.splitlines()), *((line, False) for line in lines)):
         if text:
             y += 18
             look = svg.themed("dim")
@@ -81,14 +81,13 @@ def byte_text(n: int) -> str:
 
 
 def lines_drawing(title: str, lines: Sequence[str]) -> Drawing:
-    """A dim title over lines of fixed width."""
-    room = WIDTH - 2 * MARGIN
+    """Lines of fixed width, under a quiet title where there is one."""
+    room, top = WIDTH - 2 * MARGIN, 18 if title else 0
     shapes = [svg.dim(0, 11, title, size=11.5)] if title else []
-    shapes += [
-        svg.words(0, 29 + 16 * i, clipped(line, room, 10.5, mono=True), size=10.5, mono=True)
-        for i, line in enumerate(lines)
-    ]
-    return Drawing(shapes, room, 18 + 16 * len(lines))
+    for i, line in enumerate(lines):
+        text = clipped(line, room, 10.5, mono=True)
+        shapes.append(svg.words(0, top + 11 + 16 * i, text, size=10.5, mono=True))
+    return Drawing(shapes, room, top + 16 * len(lines))
 
 
 def stacked(drawings: Sequence[Drawing], gap: float = 14) -> tuple[list[str], float]:

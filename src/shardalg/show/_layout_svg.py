@@ -274,7 +274,7 @@ def _bar(m: AffineMap, b: Box, cells: Sequence[Stored], legend: Legend, each: fl
 
 def _fitting(text: str, width: float) -> float:
     """The largest font size at which a text fits, 9.5 at most; 0 where none is readable."""
-    size = min(9.5, (width - 1.5) / svg.wide(text, 1))
+    size = min(9.5, (width - 3) / svg.wide(text, 1))
     return size if size >= 6.5 else 0.0
 
 

@@ -27,14 +27,14 @@ def show_layout(m: AffineMap, *, cells: str | None = None) -> Picture:
     line = short(m)
     text = [notation(m, line), *(grid_text(m, box, g, legend) for box, g in enumerate(grids))]
     text += [*unshown(len(m.codomain), MOST_BOXES, "tensors"), storage_text(m, shards)]
-    body, height = _body(m, line, grids, legend, shards, cells)
+    body, height = _body(m, text[0], grids, legend, shards, cells)
     return Picture(svg.document(WIDTH, height, body, title=line, about=text[0]), "\n\n".join(text))
 
 
 def _body(
-    m: AffineMap, line: str, grids: Sequence[Grid], legend: Legend, shards: ShardRows, cells: str | None
+    m: AffineMap, said: str, grids: Sequence[Grid], legend: Legend, shards: ShardRows, cells: str | None
 ) -> tuple[list[str], float]:
-    parts = [heading(_title(m), _facts(m), notation=line)]
+    parts = [heading(_title(m), _facts(m), notation=said)]
     parts += [grid_drawing(m, box, grid, legend, cells) for box, grid in enumerate(grids)]
     parts += [note(line) for line in unshown(len(m.codomain), MOST_BOXES, "tensors")]
     parts += [legend_drawing(m, grids, legend), storage_drawing(m, shards, legend)]

@@ -41,7 +41,7 @@ def show_relation(m: AffineMap) -> Picture:
     held = dots(m, across, down)
     text = "\n".join([notation(m, line), "", _caption(m, across, down), *_text_rows(m, held, across, down)])
     title = f"relation of {many(len(m), 'piece')}, {many(m.size, 'pair')}"
-    top = heading(title, _caption(m, across, down), notation=line)
+    top = heading(title, _caption(m, across, down), notation=notation(m, line))
     shapes, height = stacked([top, _drawing(m, held, across, down), _legend(held)])
     document = svg.document(
         WIDTH, height, [svg.definitions([], []), *shapes], title=line, about=notation(m, line)

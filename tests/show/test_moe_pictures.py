@@ -1,0 +1,39 @@
+"""MoE plans are drawn as loads before and after balancing."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree
+
+import torch
+
+from shardalg import show
+from shardalg.moe import plan_dispatch, report, simulate
+
+
+def plans(ranks: int, experts: int) -> list:
+    routing = [torch.arange(8).reshape(4, 2) % (2 + rank) for rank in range(ranks)]
+    return plan_dispatch(simulate(ranks, E=experts, S=4, K=2, H=1), routing)
+
+
+def test_the_bars_are_the_loads_of_the_report():
+    found = report(plans(4, 8))
+    picture = show(found)
+    ElementTree.fromstring(picture.svg)
+    lines = picture.text.splitlines()
+    assert [int(x.split()[-1]) for x in lines if "  routed " in x] == list(found.loads_before)
+    assert [int(x.split()[-1]) for x in lines if "  computed " in x and "=" in x] == [
+        n for n in found.loads_after if n
+    ]
+    assert max(x.count("-") for x in lines if " routed " in x) == 40
+    assert str(found).splitlines()[1] in lines
+
+
+def test_a_plan_is_drawn_as_its_report():
+    one = plans(2, 4)[0]
+    assert show(one) == show(report(one))
+
+
+def test_many_ranks_are_drawn_together():
+    picture = show(report(plans(64, 64)))
+    assert "the largest of each 2 ranks" in picture.text
+    assert "ranks 62,63" in picture.text
