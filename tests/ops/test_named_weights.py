@@ -27,6 +27,7 @@ from shardalg import (
     nest,
     packed_experts,
     padded_vocabulary,
+    plan,
     predivided_bias,
     probe,
     rebuild,
@@ -147,6 +148,15 @@ def test_padded_vocabulary(rows, ranks, extra, across):
     found = padded_vocabulary(shape, ranks, height=height, axis=axis)
     assert equivalent(found, probe(partition, shape, ranks))
     assert is_surjective(found)
+
+
+@pytest.mark.parametrize("rows", [13, 32, 100, 50257])
+@pytest.mark.parametrize("source", [1, 2, 4, 8])
+@pytest.mark.parametrize("target", [1, 2, 4, 8])
+def test_vocabularies_of_different_heights_move_in_few_copies(rows, source, target):
+    a, b = (padded_vocabulary((rows, 4), n, height=-(-rows // n) * n) for n in (source, target))
+    p = plan(a, b)
+    assert p.stats.elements == rows * 4 and len(p) <= source + target
 
 
 def test_padded_vocabulary_refuses():

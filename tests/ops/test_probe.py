@@ -128,6 +128,8 @@ NO_VIEWS = {
     "a maximum": lambda full, rank: full.max()[None],
     "a sign": lambda full, rank: full.abs(),
     "a choice": lambda full, rank: full if full.sum() > 0 else full.flip(0),
+    "a bound": lambda full, rank: full.clamp(-100, 100),
+    "a threshold": lambda full, rank: torch.where(full.abs() < 1e-30, 1.0, full),
     "a filter": lambda full, rank: full[full > 0],
     "a rounding": lambda full, rank: full.floor(),
     "a conversion": lambda full, rank: full.half(),

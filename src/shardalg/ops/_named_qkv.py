@@ -79,11 +79,11 @@ def _blocks(shape: Shape, attention: Attention, ranks: int) -> Segments:
             raise InvalidMapError(f"cannot find k and v below {query} query rows in {shape[0]} rows")
         sizes = (query, key, shape[0] - query - key)
     else:
-        sizes = (_equal(shape[0], 3, "blocks q, k and v"),) * 3
-    return _each_split(0, sizes, attention, ranks)
+        sizes = (equal_part(shape[0], 3, "blocks q, k and v"),) * 3
+    return each_split(0, sizes, attention, ranks)
 
 
-def _each_split(axis: int, sizes: Sequence[int], attention: Attention, ranks: int) -> Segments:
+def each_split(axis: int, sizes: Sequence[int], attention: Attention, ranks: int) -> Segments:
     """Segments of an axis, each cut on its own."""
     return Segments(axis, tuple((n, Split(axis, sizes=head_sizes(n, attention, ranks))) for n in sizes))
 
@@ -141,7 +141,7 @@ def _check_codegen(shape: Shape, attention: Attention, ranks: int, mp_blocks: in
             f" = {ranks * mp_blocks}, got {heads} = {ranks * mp_blocks}*{heads // (ranks * mp_blocks)}"
             f" + {heads % (ranks * mp_blocks)}"
         )
-    _equal(shape[0], 3 * mp_blocks * ranks, f"blocks (q, k, v in {mp_blocks} blocks over {ranks} ranks)")
+    equal_part(shape[0], 3 * mp_blocks * ranks, f"blocks (q, k, v in {mp_blocks} blocks over {ranks} ranks)")
     sizes = head_sizes(shape[0], attention, ranks)
     if len(set(sizes)) > 1:
         raise InvalidMapError(
@@ -179,7 +179,7 @@ def qkv_phi3(shape: Any, attention: Attention, ranks: Any) -> AffineMap:
             f"Phi-3's fused qkv of shape {shape} cannot hold k and v of {kv_heads} heads"
             f" of {shape[1] // heads} rows: 2 * {key} > {shape[0]}"
         )
-    return layout(shape, _each_split(0, (query, key, key), attention, len(labels)), labels)
+    return layout(shape, each_split(0, (query, key, key), attention, len(labels)), labels)
 
 
 # --- choosing by block type ---------------------------------------------------------------
@@ -227,10 +227,10 @@ def grouped_query(shape: Any, attention: Attention, ranks: Any, *, axis: int = 0
     """
     shape, labels = as_shape(shape), rank_ids(ranks)
     heads = _need(attention.kv_heads, "kv_heads", "grouped-query attention")
-    size = _equal(_extent(shape, axis), heads, "key/value heads")
+    size = equal_part(extent_of(shape, axis), heads, "key/value heads")
     if len(labels) <= heads:
         return layout(shape, Split(axis, rule="balanced", unit=max(size, 1)), labels)
-    copies = _equal(len(labels), heads, "groups of ranks, one per key/value head")
+    copies = equal_part(len(labels), heads, "groups of ranks, one per key/value head")
     ids = {rank: [place // copies] for place, rank in enumerate(labels)}
     return layout(shape, BlockGather(axis, max(size, 1), ids if size else dict.fromkeys(labels, ())))
 
@@ -253,13 +253,13 @@ def shared_qk_value(shape: Any, attention: Attention, ranks: Any, *, axis: int =
             " hold it replicated, divided by the number of ranks (predivided_bias)"
         )
     heads = _need(attention.kv_heads, "kv_heads", "Yuan's shared-QK values")
-    each = _equal(heads, len(labels), "ranks with whole heads each")
+    each = equal_part(heads, len(labels), "ranks with whole heads each")
     if len(labels) > heads // 2:
         raise InvalidMapError(
             f"Yuan's shared-QK values need at least two heads per rank: {len(labels)} ranks are more than"
             f" half of {heads} heads"
         )
-    size = _equal(_extent(shape, axis), heads, "heads")
+    size = equal_part(extent_of(shape, axis), heads, "heads")
     ids = {rank: _shared_heads(place * each, each, heads) for place, rank in enumerate(labels)}
     return layout(shape, BlockGather(axis, max(size, 1), ids if size else dict.fromkeys(labels, ())))
 
@@ -280,7 +280,7 @@ def _rows(shape: Any, what: str) -> Shape:
     return found
 
 
-def _extent(shape: Shape, axis: int) -> int:
+def extent_of(shape: Shape, axis: int) -> int:
     if not -len(shape) <= axis < len(shape):
         raise InvalidMapError(f"axis {axis} does not exist in a tensor of shape {shape}")
     return shape[axis]
@@ -292,7 +292,7 @@ def _need(value: int | None, name: str, what: str) -> int:
     return as_int(value, name)
 
 
-def _equal(total: int, parts: int, what: str) -> int:
+def equal_part(total: int, parts: int, what: str) -> int:
     """``total / parts``, or an error with the arithmetic."""
     if total % parts:
         near = " or ".join(str(n) for n in (total // parts * parts, -(-total // parts) * parts) if n)

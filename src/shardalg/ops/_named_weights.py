@@ -12,7 +12,7 @@ from ..maps._space import as_int, as_shape, row_major
 from ..placements import Attention, BlockGather, Cyclic, Experts, Replicate, Split
 from ._compose import compose
 from ._layout import Run, along_axis, layout, rank_ids
-from ._named_qkv import _each_split, _equal, _extent, head_sizes
+from ._named_qkv import each_split, equal_part, extent_of, head_sizes
 from ._simplify import simplify
 
 ORDERS = ("gate_up_first", "hidden_first")
@@ -32,13 +32,13 @@ def gate_up(shape: Any, ranks: Any, *, cut: str = "before", axis: int = 0, grain
     ((4, 1), (4,))
     """
     shape, labels, widths = as_shape(shape), rank_ids(ranks), Attention(grain=grain)
-    extent = _extent(shape, axis)
+    extent = extent_of(shape, axis)
     if cut == "after":
         return layout(shape, Split(axis, sizes=head_sizes(extent, widths, len(labels))), labels)
     if cut != "before":
         raise InvalidMapError(f'gate_up: cut must be "before" or "after" fusing, got {cut!r}')
-    half = _equal(extent, 2, "halves, gate and up")
-    return layout(shape, _each_split(axis, (half, half), widths, len(labels)), labels)
+    half = equal_part(extent, 2, "halves, gate and up")
+    return layout(shape, each_split(axis, (half, half), widths, len(labels)), labels)
 
 
 def expert_part(shape: Any, part: str, order: str = "gate_up_first") -> AffineMap:
@@ -62,7 +62,7 @@ def expert_part(shape: Any, part: str, order: str = "gate_up_first") -> AffineMa
     fused = 1 if order == "gate_up_first" else 2
     packed, offset = list(shape), 0
     if part != "down":
-        packed[fused] = _equal(shape[fused], 2, "halves, gate and up")
+        packed[fused] = equal_part(shape[fused], 2, "halves, gate and up")
         offset = packed[fused] * strides[fused] * (part == "up")
     if order == "hidden_first":
         packed[1:], strides[1:] = packed[:0:-1], strides[:0:-1]
@@ -95,10 +95,10 @@ def padded_vocabulary(shape: Any, ranks: Any, *, height: int, axis: int = 0) -> 
     [((4, 2), 8), ((4, 2), 2)]
     """
     shape, labels, height = as_shape(shape), rank_ids(ranks), as_int(height, "height")
-    rows = _extent(shape, axis)
+    rows = extent_of(shape, axis)
     if height < rows:
         raise InvalidMapError(f"a vocabulary of {rows} rows cannot be padded to {height}")
-    each = _equal(height, len(labels), "shards of the padded vocabulary")
+    each = equal_part(height, len(labels), "shards of the padded vocabulary")
     starts = [min(k * each, rows) for k in range(len(labels) + 1)]
     runs = [[Run(0, a, b - a)] for a, b in zip(starts, starts[1:])]
     return simplify(along_axis(shape, axis % len(shape), labels, [each] * len(labels), runs))
@@ -122,7 +122,7 @@ def context_parallel(shape: Any, ranks: Any, *, axis: int = 0) -> AffineMap:
     """
     shape, labels = as_shape(shape), rank_ids(ranks)
     chunks = 2 * len(labels)
-    size = _equal(_extent(shape, axis), chunks, f"chunks, two for each of {len(labels)} ranks")
+    size = equal_part(extent_of(shape, axis), chunks, f"chunks, two for each of {len(labels)} ranks")
     ids = {rank: (r, chunks - 1 - r) if size else () for r, rank in enumerate(labels)}
     return layout(shape, BlockGather(axis, max(size, 1), ids))
 

@@ -339,11 +339,11 @@ def _refuse_where(wrong: npt.NDArray[np.bool_], rank: int, holds: Callable[[Any]
 def _prove(ask: Ask, learnt: Mapping[int, Learnt], size: int, rng: np.random.Generator) -> None:
     """Compare the shards of independent data with what the layout says they are.
 
-    The second data falls where the first rises and has the other sign, so that a choice by order,
-    sign or sum goes another way at least once; zeros come last.
+    The second data falls where the first rises, has the other sign and is much larger, so that a choice by
+    order, sign, sum or size goes another way at least once; zeros come last.
     """
     first = rng.integers(0, max(size, 2), size) if ask.integral else _random(rng, size)
-    second = max(size, 2) - 1 - first if ask.integral else -first
+    second = max(size, 2) - 1 - first if ask.integral else -256 * first
     for data in (first, second, np.zeros_like(first)):
         values = ask.stored(data)
         answer = ask(values)
