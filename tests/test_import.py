@@ -124,7 +124,9 @@ def import_alone(cache: Path) -> tuple[float, float, str]:
         "s = time.process_time(); import shardalg.cli; print(s - t, n - t, 'torch' in sys.modules)"
     )
     env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(cache)}  # as users run it
-    seconds, numpy, torch = subprocess.check_output([sys.executable, "-c", program], text=True, env=env).split()
+    seconds, numpy, torch = subprocess.check_output(
+        [sys.executable, "-c", program], text=True, env=env
+    ).split()
     return float(seconds), float(numpy), torch
 
 
