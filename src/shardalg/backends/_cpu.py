@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
@@ -92,13 +91,10 @@ def with_strategy(transport: GlooTransport, name: str | None, host: str | None) 
         raise InvalidMapError(f"no strategy {name!r}; there are {STRATEGIES}")
     if len(transport.peers) == 1:
         return transport
-    said = transport.gather_words(f"{name or ''} {secrets.token_hex(8)}".encode())
-    asked, numbers = zip(*(word.decode().split(" ") for word in said))
+    asked = [word.decode() for word in transport.gather_words((name or "").encode())]
     if len(set(asked)) > 1:
         words = dict(zip(transport.peers, asked))
         raise InvalidMapError(f"ranks ask for different strategies: {words}")
-    if transport.store is not None:  # contexts of one group must not read each other's words
-        transport.store = dist.PrefixStore(f"shardalg/{numbers[0]}", transport.store)
     position = transport.peers.index(transport.ranks[0])
     p2p = PeerToPeer(transport.group, position, transport.timeout)
     if name == "p2p":
@@ -136,10 +132,7 @@ def cpu(
     if store is not None:
         if rank is None or size is None or not 0 <= rank < size:
             raise InvalidMapError(f"cpu(store=...) needs 0 <= rank < size, got rank={rank}, size={size}")
-        own = dist.ProcessGroupGloo(store, rank, size, timeout)
-        peers = tuple(range(size))
-        made = GlooTransport(own, rank, peers, store=store, timeout=timeout, owned=True)
-        return Context(with_strategy(made, strategy, host))
+        return _context(store, rank, tuple(range(size)), timeout, strategy, host)
     if group is None:
         if not dist.is_initialized():
             if "RANK" not in os.environ or "MASTER_ADDR" not in os.environ:
@@ -153,11 +146,17 @@ def cpu(
     if "gloo" not in backend:
         raise InvalidMapError(f"cpu() needs a gloo group, this one is {backend!r}; use backends.auto(group)")
     peers = tuple(dist.get_process_group_ranks(group))
-    made = GlooTransport(group, dist.get_rank(), peers, store=store_of(group), timeout=timeout, owned=False)
+    mine = own_store(group, torch.device("cpu"))
+    if mine is not None:
+        return _context(mine, dist.get_rank(), peers, timeout, strategy, host)
+    made = GlooTransport(group, dist.get_rank(), peers, store=None, timeout=timeout, owned=False)
     return Context(with_strategy(made, strategy, host))
 
 
-def store_of(group: Any) -> Any:
-    """The store that a group was made with, or None where torch does not tell."""
-    find = getattr(group, "get_group_store", None)
-    return None if find is None else find()
+def _context(
+    store: Any, rank: int, peers: tuple[int, ...], timeout: timedelta, strategy: str | None, host: str | None
+) -> Context:
+    """A context on a group of its own."""
+    own = guarded(lambda: dist.ProcessGroupGloo(store, peers.index(rank), len(peers), timeout))
+    made = GlooTransport(own, rank, peers, store=store, timeout=timeout, owned=True)
+    return Context(with_strategy(made, strategy, host))

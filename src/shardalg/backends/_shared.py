@@ -29,7 +29,7 @@ from .._errors import TransferError
 from ._strategies import PeerToPeer
 from ._transport import Buffers, Meanwhile, Outgoing, Strategy
 
-HALF = 4 << 20  # bytes of messages of one turn
+HALF = 4 << 20
 WORD = 8  # a word of its own cache line every 8 words
 NONCE, READY, READ, CLOSED = (WORD * k for k in range(4))
 ORDERED = ("x86_64", "AMD64")  # processors that keep writes in order

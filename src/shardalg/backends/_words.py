@@ -6,6 +6,7 @@ import threading
 import time
 from typing import Any, NamedTuple
 
+RARELY = 0.02  # seconds between words about rounds
 GRACE = 0.5  # seconds to wait for the other ranks' last words
 
 
@@ -21,15 +22,21 @@ class Word(NamedTuple):
 
 
 class Words:
-    """The words of one context's ranks. Writing costs microseconds and never raises."""
+    """The words of one context's ranks. Writing never raises; it takes a message to the store, so
+    rounds that follow each other faster than ``RARELY`` are not all told."""
 
     def __init__(self, store: Any) -> None:
         self._store = None if store is None else _own_connection(store)
+        self._last, self._told = Word(-1, -1, True), 0.0
 
     def say(self, ranks: tuple[int, ...], word: Word) -> None:
         """Write this process's word."""
-        if self._store is None:
+        if self._store is None or word == self._last:
             return
+        now = time.monotonic()
+        if (word.run, word.ended) == (self._last.run, self._last.ended) and now - self._told < RARELY:
+            return
+        self._last, self._told = word, now
         text = f"{word.run} {word.round} {int(word.ended)}"
         try:
             for rank in ranks:
