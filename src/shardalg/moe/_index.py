@@ -18,21 +18,26 @@ from ._tables import changes, count_by_run, positions_in_runs, run_lengths, stab
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
-CHUNK = 1 << 20  # bytes of one temporary while adding rows: stays in cache and off fresh pages
+CHUNK = 1 << 19  # bytes of results summed at a time: they and the scratch stay in cache
 
 
 @dataclass(frozen=True)
 class Sums:
     """Which rows are added to which, by turns: turn 0 of every target first, then turn 1, ...
 
-    ``sizes`` counts the entries of each turn; ``dense`` says that turn 0 is every target in order.
-    Within a turn targets are distinct, so the order of addition is fixed on every device.
+    Within a turn targets are distinct and ascending, so the order of addition is fixed on every
+    device; ``ends`` closes each turn. ``dense`` says that turn 0 is every target. ``host`` are the targets on the host.
     """
 
     targets: torch.Tensor
     sources: torch.Tensor
-    sizes: tuple[int, ...]
+    ends: tuple[int, ...]
     dense: bool
+    host: Array
+
+    @property
+    def turns(self) -> list[slice]:
+        return [slice(start, end) for start, end in zip((0, *self.ends), self.ends)]
 
 
 @dataclass(frozen=True)
@@ -87,36 +92,36 @@ def table(
     per number, ``order`` lists the numbers by peer as ``out`` counts them; ``slot`` and ``into`` list arrivals by peer.
     """
     sent, received = out.rows, into.rows
-    wire, arrival = _own_last(sent, rank), _own_last(received, rank)
-    first = order[~out.repeat]
-    pick = np.empty(len(wire), np.int32)
-    pick[wire] = item[first]
+    first = own_last(order, out.count, rank)[~own_last(out.repeat, out.count, rank)]
     wire_of = np.full(len(item), -1, np.int32)
-    wire_of[first] = wire
+    wire_of[first] = np.arange(len(first), dtype=np.int32)
     kept = np.flatnonzero(wire_of >= 0)
     home = item[kept]
-    group = np.repeat(arrival, run_lengths(~into.repeat))
-    place = np.full(sizes[1], len(arrival), np.int32)
-    place[slot] = group
+    slot, opens = own_last(slot, into.count, rank), ~own_last(into.repeat, into.count, rank)
+    arrivals = int(received.sum())
+    arrival = np.repeat(np.arange(arrivals, dtype=np.int32), run_lengths(opens))
+    place = np.full(sizes[1], arrivals, np.int32)
+    place[slot] = arrival
     return Table(
         *sizes,
         _without(sent, rank),
         _without(received, rank),
         int(sent[rank]),
-        _tensor(pick, device),
+        _tensor(item[first], device),
         _tensor(place, device),
-        _sums(~into.repeat, group, slot, len(arrival), device),
+        _sums(opens, arrival, slot, arrivals, device),
         _sums(changes(home), home, wire_of[kept], sizes[0], device),
     )
 
 
-def _own_last(rows: Array, rank: int) -> Array:
-    """Wire position of each row listed by peer, the rank's own rows moved to the end."""
-    start, own = int(rows[:rank].sum()), int(rows[rank])
-    position = np.arange(int(rows.sum()), dtype=np.int32)
-    position[start : start + own] = np.arange(len(position) - own, len(position))
-    position[start + own :] -= own
-    return position
+def own_last(listed: Array, count: Array, rank: int) -> Array:
+    """A list by peer with ``rank``'s own part moved to the end.
+
+    >>> own_last(np.array([10, 20, 21, 30]), np.array([1, 2, 1]), 1).tolist()
+    [10, 30, 20, 21]
+    """
+    start, stop = int(count[:rank].sum()), int(count[: rank + 1].sum())
+    return np.concatenate([listed[:start], listed[stop:], listed[start:stop]])
 
 
 def _sums(first: Array, targets: Array, sources: Array, count: int, device: torch.device) -> Sums:
@@ -127,12 +132,8 @@ def _sums(first: Array, targets: Array, sources: Array, count: int, device: torc
         sizes = np.bincount(turn)
         order = stable_order(turn, len(sizes))
         targets, sources = targets[order], sources[order]
-    dense = int(sizes[0]) == count
-    if dense:
-        in_order = np.array(sources, np.int32)
-        in_order[targets[:count]] = sources[:count]
-        targets, sources = np.concatenate([np.arange(count, dtype=np.int32), targets[count:]]), in_order
-    return Sums(_tensor(targets, device), _tensor(sources, device), tuple(sizes.tolist()), dense)
+    ends = tuple(np.cumsum(sizes).tolist())
+    return Sums(_tensor(targets, device), _tensor(sources, device), ends, ends[0] == count, targets)
 
 
 def _without(rows: Array, rank: int) -> tuple[int, ...]:
@@ -149,27 +150,61 @@ def as_bytes(rows: torch.Tensor) -> torch.Tensor:
     return rows.as_strided(rows.shape, (rows.shape[1], 1)).view(torch.uint8)
 
 
-def sum_rows(rows: torch.Tensor, sums: Sums, out: torch.Tensor, *, fresh: bool) -> None:
-    """Adds the listed rows to ``out`` turn by turn in ``out``'s dtype; ``fresh`` starts from nothing.
+def sum_rows(rows: torch.Tensor, sums: Sums, low: int, out: torch.Tensor, *, fresh: bool) -> None:
+    """Adds the rows of targets ``low``, ``low + 1``, ... to those rows of ``out``, turn by turn in its dtype.
 
-    The first row of a target is copied, not added to zero, so that -0.0 survives.
+    ``fresh`` starts from nothing: the first row of a target is copied, not added to zero, so that -0.0
+    survives. On the host targets are taken in blocks that stay in cache through all their turns.
     """
     if fresh and not sums.dense:
         out.zero_()
-    step = max(1, CHUNK // max(1, out.shape[1] * out.element_size()))
-    start = 0
-    for number, size in enumerate(sums.sizes):
-        for low in range(start, start + size, step):
-            high = min(low + step, start + size)
-            _add(rows, sums, low, high, out, copy=fresh and number == 0)
-        start += size
+    step = block_rows(out)
+    edges = low + np.arange(0, len(out) + step, step).clip(max=len(out))
+    bounds = [turn.start + np.searchsorted(sums.host[turn], edges) for turn in sums.turns]
+    scratch = rows.new_empty((min(step, len(out)), rows.shape[1]))
+    cast = scratch if rows.dtype == out.dtype else torch.empty_like(scratch, dtype=out.dtype)
+    for k, edge in enumerate(edges[:-1].tolist()):
+        into = out[edge - low : edge - low + step]
+        for number, bound in enumerate(bounds):
+            span = slice(int(bound[k]), int(bound[k + 1]))
+            if span.start < span.stop:
+                copy = fresh and number == 0
+                _add(
+                    rows,
+                    sums.sources[span],
+                    sums.targets[span] - edge,
+                    into,
+                    (scratch, cast),
+                    sums.dense,
+                    copy,
+                )
 
 
-def _add(rows: torch.Tensor, sums: Sums, low: int, high: int, out: torch.Tensor, *, copy: bool) -> None:
-    part = rows.index_select(0, sums.sources[low:high]).to(out.dtype)
-    if copy and sums.dense:
-        out[low:high] = part
-    elif copy:
-        out.index_copy_(0, sums.targets[low:high].long(), part)
+def block_rows(out: torch.Tensor) -> int:
+    """Rows of ``out`` summed at a time: as many as stay in cache, all on a device."""
+    if out.device.type != "cpu":
+        return max(1, len(out))
+    return max(16, CHUNK // max(1, out.shape[1] * out.element_size()))
+
+
+def _add(
+    rows: torch.Tensor,
+    sources: torch.Tensor,
+    targets: torch.Tensor,
+    out: torch.Tensor,
+    scratch: tuple[torch.Tensor, torch.Tensor],
+    dense: bool,
+    copy: bool,
+) -> None:
+    """One turn of one block; rows pass through a scratch in the type of ``out``."""
+    if copy and dense and rows.dtype == out.dtype:
+        torch.index_select(as_bytes(rows), 0, sources, out=as_bytes(out))
+        return
+    picked, part = (s[: len(sources)] for s in scratch)
+    torch.index_select(as_bytes(rows), 0, sources, out=as_bytes(picked))
+    if part.dtype != picked.dtype:
+        part.copy_(picked)
+    if copy:
+        out.index_copy_(0, targets.long(), part)
     else:
-        out.index_add_(0, sums.targets[low:high], part)
+        out.index_add_(0, targets, part)

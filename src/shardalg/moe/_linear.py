@@ -186,28 +186,25 @@ class _Homeward:
         ]
         self.columns = columns([w * d.itemsize for w, d in zip(widths, self.wires)])
         width = self.columns[-1][1]
-        self.packed, wire = staged(self.buffer, t.in_rows + t.own, width)
+        self.packed, wire = staged(self.buffer, t.in_rows, width)
         self.landing, self.landed = staged(self.buffer, t.out_rows + t.own, width)
         for (low, high), x, d in zip(self.columns, xs, self.wires):
-            self._sum(flat(x, t.slots), d, wire[:, low:high])
-        self.landed[t.out_rows :] = wire[t.in_rows :]
-        self.send = parcel(wire[: t.in_rows], t.received)
+            self._sum(flat(x, t.slots), d, 0, wire[:, low:high])
+            self._sum(flat(x, t.slots), d, t.in_rows, self.landed[t.out_rows :, low:high])
+        self.send = parcel(wire, t.received)
         self.receive = parcel(self.landed[: t.out_rows], t.sent)
 
-    def _sum(self, rows: torch.Tensor, wire: torch.dtype, into: torch.Tensor) -> None:
-        """An item's slots added, rounded to ``wire``, written as bytes."""
-        direct = into.is_contiguous() and (wire == summing(rows.dtype) or len(self.table.arrive.sizes) < 2)
-        total = (
-            into.view(wire)
-            if direct
-            else rows.new_empty((len(into), rows.shape[1]), dtype=self._adds(rows, wire))
-        )
-        sum_rows(rows, self.table.arrive, total, fresh=True)
+    def _sum(self, rows: torch.Tensor, wire: torch.dtype, low: int, into: torch.Tensor) -> None:
+        """Arrivals from ``low`` on: their slots added, rounded to ``wire``, written as bytes."""
+        kind = self._adds(rows, wire)
+        direct = into.is_contiguous() and wire == kind
+        total = into.view(wire) if direct else rows.new_empty((len(into), rows.shape[1]), dtype=kind)
+        sum_rows(rows, self.table.arrive, low, total, fresh=True)
         if not direct:
             into.copy_(as_bytes(total.to(wire)))
 
     def _adds(self, rows: torch.Tensor, wire: torch.dtype) -> torch.dtype:
-        return wire if len(self.table.arrive.sizes) < 2 else summing(rows.dtype)
+        return wire if len(self.table.arrive.ends) < 2 else summing(rows.dtype)
 
     def land(self) -> list[torch.Tensor]:
         outs = []
@@ -222,7 +219,7 @@ class _Homeward:
                 if base is None
                 else flat(base, shape[0]).to(kind, copy=True)
             )
-            sum_rows(rows, self.table.home, total, fresh=base is None)
+            sum_rows(rows, self.table.home, 0, total, fresh=base is None)
             outs.append(total.to(dtype).view(self.table.items, *x.shape[1:]))
         self.buffer.give(self.packed, self.landing)
         return outs
