@@ -109,4 +109,7 @@ def test_parts_that_do_not_fit_are_refused(world):
 
 
 def test_messages_are_counted(world):
-    assert world(2, lambda ctx: (sa.bind(ctx, sa.plan(rows(2), columns(2))), messages(ctx))[1]).good() == [1, 1]
+    assert world(2, lambda ctx: (sa.bind(ctx, sa.plan(rows(2), columns(2))), messages(ctx))[1]).good() == [
+        1,
+        1,
+    ]

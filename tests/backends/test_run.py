@@ -46,7 +46,9 @@ def test_processes_equal_extraction(world, strategy, max_bytes):
         bound = sa.bind(ctx, program)
         for k in range(3):
             x = full(ROWS) + k
-            require(sa.run(ctx, bound, own(ctx, sa.extract(ROWS, x)), tag=k), own(ctx, sa.extract(COLUMNS, x)))
+            require(
+                sa.run(ctx, bound, own(ctx, sa.extract(ROWS, x)), tag=k), own(ctx, sa.extract(COLUMNS, x))
+            )
 
     world(4, rank, strategy=strategy).good()
 
@@ -112,7 +114,12 @@ def test_expanded_sources_and_conjugates():
         out = sa.run(ctx, sa.bind(ctx, sa.plan(ROWS, COLUMNS)), shards)
         require({r: s for r, s in out.items()}, sa.extract(COLUMNS, z.conj().resolve_conj()))
         with pytest.raises(sa.InvalidMapError, match="share memory"):
-            sa.run(ctx, sa.bind(ctx, sa.plan(ROWS, ROWS)), sa.extract(ROWS, full(ROWS)), dict.fromkeys(range(4), one))
+            sa.run(
+                ctx,
+                sa.bind(ctx, sa.plan(ROWS, ROWS)),
+                sa.extract(ROWS, full(ROWS)),
+                dict.fromkeys(range(4), one),
+            )
 
 
 @pytest.mark.parametrize("shape", [(), (0, 4), (1,), (3, 0)])
@@ -254,7 +261,9 @@ def test_simulated_runs_report_progress_too():
     with sa.backends.simulate(4) as ctx:
         seen = []
         bound = sa.bind(ctx, sa.plan(ROWS, COLUMNS))
-        sa.run(ctx, bound, sa.extract(ROWS, full(ROWS)), progress=lambda done, total: seen.append((done, total)))
+        sa.run(
+            ctx, bound, sa.extract(ROWS, full(ROWS)), progress=lambda done, total: seen.append((done, total))
+        )
         assert seen == [(1, 1)] and ctx.last_report.wire_bytes == ctx.last_report.lower_bound
 
 
@@ -350,7 +359,10 @@ def test_out_must_not_share_memory():
     with sa.backends.simulate(4) as ctx:
         bound = sa.bind(ctx, sa.plan(ROWS, ROWS))
         shards = sa.extract(ROWS, x)
-        for other, word in ((shards, "an input"), (dict.fromkeys(range(4), torch.zeros(2, 6)), "another out")):
+        for other, word in (
+            (shards, "an input"),
+            (dict.fromkeys(range(4), torch.zeros(2, 6)), "another out"),
+        ):
             with pytest.raises(sa.InvalidMapError, match=word):
                 sa.run(ctx, bound, shards, other)
         late = {r: s[:] for r, s in shards.items()}
@@ -499,7 +511,9 @@ def test_a_background_run_raises_where_it_is_waited_for(world):
     def rank(ctx):
         bound = sa.bind(ctx, sa.plan(ROWS, COLUMNS))
         shards = own(ctx, sa.extract(ROWS, full(ROWS)))
-        wrong = sa.run_async(ctx, bound, {r: x[:1] for r, x in shards.items()} if ctx.ranks == (1,) else shards)
+        wrong = sa.run_async(
+            ctx, bound, {r: x[:1] for r, x in shards.items()} if ctx.ranks == (1,) else shards
+        )
         right = sa.run_async(ctx, bound, shards)
         require(right.wait(), own(ctx, sa.extract(COLUMNS, full(ROWS))))
         with pytest.raises(sa.InvalidMapError if ctx.ranks == (1,) else sa.TransferError, match="shape"):

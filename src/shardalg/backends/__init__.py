@@ -5,6 +5,7 @@ from ._bind import bind as bind
 from ._bound import Bound as Bound
 from ._context import Context as Context
 from ._cpu import cpu as cpu
+from ._gather import gather_layouts as gather_layouts
 from ._report import RunReport as RunReport
 from ._run import Handle as Handle
 from ._run import run as run

@@ -15,8 +15,9 @@ from ..plans import Entry, Program, TreePlan
 from ..plans._program import Dtypes
 from ._context import Context
 from ._job import Job, Key, say_entry
+from ._pack import Tensors
 from ._reduce import Sum, adds, deposited
-from ._stage import Stage, Tensors
+from ._stage import Stage
 from ._transport import Outgoing
 from ._verify import Checks, checks
 
