@@ -249,13 +249,14 @@ def _granules(extents: list[dict[Point, int]]) -> dict[Point, int]:
 def fold_points(points: list[Point]) -> list[Family]:
     """Sorted distinct points as few nested progressions.
 
-    Two points always are a progression, which says nothing and leaves odd strides behind: among
-    more points a pair counts only where its step comes three times.
+    Two points always are a progression, which says little and leaves odd strides behind. So two
+    alone fold only where elements do not go backwards, and among more points a pair counts only
+    where its step comes three times.
 
     >>> fold_points([(0, 0), (1, 3), (2, 10), (3, 13)])
     [((0, 0), ((2, 2, 10), (2, 1, 3)))]
-    >>> len(fold_points([(0, 0), (1, 3), (2, 10)]))
-    3
+    >>> [len(fold_points(points)) for points in ([(0, 0), (1, 3), (2, 10)], [(0, 3), (1, 0)])]
+    [3, 2]
     """
     if len(points) < 2:
         return [(p, ()) for p in points]
@@ -316,6 +317,8 @@ def _nested(points: list[Point]) -> tuple[Axis, ...] | None:
     if count == 1:
         return ()
     step = _step(points, 0)
+    if count == 2 and step[1] < 0:
+        return None
     for n in range(_run(points, 0), 1, -1):
         if count % n:
             continue

@@ -55,21 +55,23 @@ def holders(
     """
     if element is not None:
         return _holders_of(layout, element, name)
-    cut = atoms(layout)
-    by_ranks: dict[tuple[int, ...], list[PieceTable]] = {}
-    c = cut.table.columns
-    for a, ranks in enumerate(cut.holders):
-        picked = np.flatnonzero((cut.atom == a) & (cut.rank == ranks[0]))
-        sides = (c.cod_box[picked], c.cod_offset[picked])
-        one, strides = np.ones(len(picked), np.int64), c.cod_strides[:, picked]
-        by_ranks.setdefault(ranks, []).append(
-            build(Columns(*sides, *sides, one, one, c.shape[:, picked], strides, strides))
-        )
-    space = layout.codomain
-    return tuple(
-        (ranks, AffineMap(space, space, simplified(concatenate(by_ranks[ranks]))))
-        for ranks in sorted(by_ranks)
-    )
+    return held_regions(layout)
+
+
+def held_regions(layout: AffineMap) -> tuple[tuple[tuple[int, ...], AffineMap], ...]:
+    """The set of ranks and the region it holds, for each set."""
+    cut, space = atoms(layout), layout.codomain
+    if not len(cut.table):
+        return ()
+    sets = sorted(set(cut.holders))
+    numbers = {ranks: k for k, ranks in enumerate(sets)}
+    number = np.array([numbers[ranks] for ranks in cut.holders], np.int64)[cut.atom]
+    first = np.array([ranks[0] for ranks in cut.holders], np.int64)[cut.atom]
+    once = np.flatnonzero(cut.rank == first)
+    order = once[np.argsort(number[once], kind="stable")]
+    parts = np.split(order, np.flatnonzero(np.diff(number[order])) + 1)
+    regions = [simplified(_codomain_region(cut.table.take(part))) for part in parts]
+    return tuple((ranks, AffineMap(space, space, region)) for ranks, region in zip(sets, regions))
 
 
 def _holders_of(layout: AffineMap, element: int, name: str) -> tuple[int, ...]:

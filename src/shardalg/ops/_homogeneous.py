@@ -11,7 +11,7 @@ from ..maps._relation import CODOMAIN, DOMAIN, exact_sizes, families_table, side
 from ..maps._space import IntArray
 from ..maps._table import PieceTable, concatenate, widen
 from ._folding import simplified
-from ._holders import holders, left_families
+from ._holders import held_regions, left_families
 
 
 def by_holders(m: AffineMap, limits: Limits = Limits()) -> list[PieceTable]:
@@ -25,7 +25,7 @@ def by_holders(m: AffineMap, limits: Limits = Limits()) -> list[PieceTable]:
     if plainer.injective or not ranked.any():
         return [m.table]
     owned = AffineMap(m.domain, m.codomain, plainer.table.take(ranked))
-    regions = [region.table for _, region in holders(owned)]
+    regions = [region.table for _, region in held_regions(owned)]
     axes = max(r.axes for r in regions)
     where = PieceTable(np.concatenate([widen(r, axes) for r in regions], axis=1))
     number = np.repeat(np.arange(len(regions)), [len(r) for r in regions])
