@@ -12,11 +12,12 @@ from ..maps import AffineMap
 from ..maps._map import known, remember
 from ..maps._table import HEAD, PieceTable, concatenate
 from ._chains import Relation, refined, relation
-from ._folding import Axis, Family, Point, families_of, families_table, fold_points, grouped, simplified
+from ._folding import Axis, Family, Point, families_of, families_table, fold, fold_points, grouped, simplified
 from ._homogeneous import by_holders
 
 NEAR, FAR = 3, 1024  # points at either end whose differences are tried as steps: at first, and then
 MOST = 16  # steps tried
+SMALL = 4096  # points of a set that is also folded in their order
 
 
 def canonicalize(m: AffineMap, *, homogeneous: bool = False, limits: Limits = Limits()) -> AffineMap:
@@ -93,8 +94,14 @@ def _decomposed(
 
 
 def _canonical_group(table: PieceTable, limits: Limits, budget: Budget) -> PieceTable:
-    families = _families(relation(table, limits, budget))
-    return simplified(families_table(sorted(families), table.rows[:HEAD, 0]))
+    """By chains, or for a small set in order of its points where that gives fewer pieces."""
+    points = relation(table, limits, budget)
+    head = table.rows[:HEAD, 0]
+    chains = simplified(families_table(sorted(_families(points)), head))
+    if len(chains) < 3 or points.size > SMALL:
+        return chains
+    walked = simplified(families_table(sorted(fold(fold_points(points.listed()))), head))
+    return min(chains, walked, key=len)
 
 
 def _families(points: Relation | None) -> list[Family]:
