@@ -51,8 +51,10 @@ def plan_dispatch(buffer: Buffer, topk: Any) -> Any:
     raise_first([row[:WORDS] for row in rows])
     shared = share(g, np.array([row[WORDS:] for row in rows], np.int64))
     routes = [route(g, shared, rank, ids) for rank, (_, ids) in zip(buffer.ranks, said)]
-    slots = _exchange_slots(buffer, shared, routes)
-    return returned(buffer, [_plan(buffer, shared, *each) for each in zip(buffer.ranks, routes, slots)])
+    wanted = [received(shared, rank) for rank in buffer.ranks]
+    slots = _exchange_slots(buffer, routes, wanted)
+    each = zip(buffer.ranks, routes, wanted, slots)
+    return returned(buffer, [_plan(buffer, shared, *its) for its in each])
 
 
 def _examine(g: Geometry, topk: Any) -> tuple[list[int], Array]:
@@ -84,11 +86,10 @@ def _problem(g: Geometry, topk: Any) -> str:
     return ""
 
 
-def _exchange_slots(buffer: Buffer, shared: Shared, routes: Sequence[Routes]) -> list[Array]:
+def _exchange_slots(buffer: Buffer, routes: Sequence[Routes], counts: Sequence[Array]) -> list[Array]:
     """Each held rank's slot lists, in source order, its own part included."""
     sends, receives, into = [], [], []
-    for rank, mine in zip(buffer.ranks, routes):
-        wanted = received(shared, rank)
+    for rank, mine, wanted in zip(buffer.ranks, routes, counts):
         away = np.arange(len(wanted)) != rank
         before = int(mine.sent[:rank].sum())
         after = before + int(mine.sent[rank])
@@ -108,11 +109,10 @@ def _parcel(codes: Array, count: Array, device: torch.device) -> Parcel:
     return Parcel(data, tuple((count * 4).tolist()))
 
 
-def _plan(buffer: Buffer, shared: Shared, rank: int, mine: Routes, slots: Array) -> CommPlan:
+def _plan(buffer: Buffer, shared: Shared, rank: int, mine: Routes, counts: Array, slots: Array) -> CommPlan:
     g = buffer.geometry
     experts, ends, fill = segments(g, shared, rank)
     groups, entries, used = duplicates(slots, g.NvS)
-    counts = received(shared, rank)
     values = {
         "N": g.N, "R": g.R, "E": g.E, "B": g.B, "NvS": g.NvS, "K": g.K, "pad": g.pad, "S_r": len(mine.dst) // g.K,
         "H": buffer.H, "layout": g.layout, "rank": rank, "dtype": buffer.dtype,

@@ -23,27 +23,18 @@ class Shared:
     """What all ranks know after the counts gather, and therefore agree on.
 
     ``counts`` [R, E] per source rank, ``alloc`` [E, R] per destination, ``base`` [E, R] first row
-    of the expert's segment there, ``copies`` [R, B] the expert in each copy slot or -1, and the
-    remote segments as ``slot_base`` and ``slot_count`` [R, B].
+    of the expert's segment there, ``copies`` [R, B] the expert in each copy slot or -1, and its
+    tokens there ``slot_count`` [R, B]. An expert's sequence is cut by source at ``starts`` [R, E] and by
+    destination at ``ends`` [E, R].
     """
 
     counts: Array
     alloc: Array
     base: Array
     copies: Array
-    slot_base: Array
     slot_count: Array
-    own_rows: Array
-
-    @property
-    def starts(self) -> Array:
-        """[R, E]: position of a source's first route in the sequence of an expert."""
-        return np.cumsum(self.counts, 0) - self.counts
-
-    @property
-    def ends(self) -> Array:
-        """[E, R]: where a destination's part of an expert's sequence ends."""
-        return np.cumsum(self.alloc, 1)
+    starts: Array
+    ends: Array
 
 
 def share(g: Geometry, counts: Array) -> Shared:
@@ -62,7 +53,7 @@ def share(g: Geometry, counts: Array) -> Shared:
     base = np.zeros((g.E, g.R), np.int64)
     base[np.arange(g.E), np.arange(g.E) // g.epn] = (np.cumsum(by_home, 1) - by_home).ravel()
     base[experts, ranks] = slot_base[ranks, slots]
-    return Shared(counts, alloc, base, copies, slot_base, slot_count, own_rows)
+    return Shared(counts, alloc, base, copies, slot_count, np.cumsum(counts, 0) - counts, np.cumsum(alloc, 1))
 
 
 def _copy_slots(g: Geometry, alloc: Array) -> tuple[Array, Array, Array]:
