@@ -37,17 +37,23 @@ def execute(notebook: nbformat.NotebookNode, folder: Path) -> nbformat.NotebookN
         warnings.simplefilter("ignore")
         resources = {"metadata": {"path": str(folder)}}
         nbclient.NotebookClient(
-            fresh, timeout=SECONDS, kernel_manager_class=OwnKernel, resources=resources
+            fresh, coalesce_streams=True, timeout=SECONDS, kernel_manager_class=OwnKernel, resources=resources
         ).execute()
     for cell in fresh.cells:
         cell.metadata = {}
     return fresh
 
 
-def seen(output: dict[str, Any]) -> dict[str, Any]:
-    """What a reader sees of an output: no counters, lines joined."""
-    data = {kind: text_of(value) for kind, value in output.get("data", {}).items()}
-    return {"type": output["output_type"], "text": text_of(output.get("text", "")), "data": data}
+def seen(outputs: list[dict[str, Any]]) -> list[Any]:
+    """What a reader sees of a cell's outputs: no counters, lines joined, printed text in one piece."""
+    found: list[Any] = []
+    for output in outputs:
+        kind, text = output["output_type"], text_of(output.get("text", ""))
+        if kind == "stream" and found and found[-1][:2] == (kind, output["name"]):
+            text = found.pop()[2] + text
+        data = {mime: text_of(value) for mime, value in output.get("data", {}).items()}
+        found.append((kind, output.get("name", ""), text, data))
+    return found
 
 
 def text_of(value: Any) -> Any:
@@ -58,7 +64,7 @@ def difference(stored: nbformat.NotebookNode, fresh: nbformat.NotebookNode) -> s
     """The first cell whose outputs differ, or None."""
     for number, (old, new) in enumerate(zip(stored.cells, fresh.cells, strict=True)):
         if old.cell_type == "code":
-            before, after = ([seen(o) for o in cell.outputs] for cell in (old, new))
+            before, after = seen(old.outputs), seen(new.outputs)
             if before != after:
                 return f"cell {number}:\n{old.source}\nstored: {before}\nfresh:  {after}"
     return None
@@ -72,7 +78,8 @@ def read(path: Path) -> nbformat.NotebookNode:
 def test_notebook_gives_what_it_stores(path):
     stored = read(path)
     nbformat.validate(stored)
-    assert difference(stored, execute(stored, path.parent)) is None
+    found = difference(stored, execute(stored, path.parent))
+    assert found is None, found
 
 
 def test_a_stale_output_and_a_failing_cell_are_seen(tmp_path):
