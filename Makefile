@@ -24,7 +24,7 @@ test: lint types
 	$(BIN)/python -m pytest -q
 
 thorough: $(STAMP)
-	$(BIN)/python -m pytest -q --hypothesis-profile=thorough
+	$(BIN)/python -m pytest -q --hypothesis-profile=thorough -m "stress or not stress"
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

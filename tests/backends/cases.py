@@ -51,3 +51,18 @@ def require(found, wanted):
 def messages(ctx):
     """How often the context spoke to others."""
     return ctx.counters.gathers + ctx.counters.exchanges
+
+
+def random_layouts(draw, ranks):
+    """Two layouts of one tensor, from a ``random.Random``: even and uneven cuts, replicas, chunks."""
+    shape = (draw.randint(1, 9), draw.randint(1, 9))
+    return tuple(sa.layout(shape, random_placement(draw, shape, ranks), ranks=ranks) for _ in range(2))
+
+
+def random_placement(draw, shape, ranks):
+    axis = draw.randrange(2)
+    cuts = sorted(draw.randint(0, shape[axis]) for _ in range(ranks - 1))
+    sizes = tuple(b - a for a, b in zip([0, *cuts], [*cuts, shape[axis]]))
+    return draw.choice(
+        [sa.Split(axis), sa.Split(axis, sizes=sizes), sa.Replicate(), sa.Cyclic(axis, draw.randint(1, 3))]
+    )

@@ -49,6 +49,7 @@ class Context:
         self.closed = False
         self.failed = ""
         self.runs = 0
+        self.note = ""  # what an error of the present run must say besides
         self.last_report: RunReport | None = None
         self.others = tuple(p for p in transport.peers if p not in transport.ranks)  # held by other processes
         self._doing, self._word, self._touched = "bind", Word(0, -1, True), False
@@ -151,7 +152,7 @@ class Context:
         """Give up on this context, so that the other ranks hear at once; what to tell the caller: what
         this process was doing and which ranks do not answer."""
         doing = f"{', '.join(map(str, self.ranks[:4]))}: {self._doing}"
-        said = f"rank {doing}: {error or type(error).__name__}"
+        said = f"rank {doing}: {error or type(error).__name__}{self.note}"
         stale = {}
         if self.others and not self.failed:
             self.failed = said

@@ -53,6 +53,7 @@ def travel(
 def _round_done(trip: _Trip, number: int, donate: bool, progress: Callable[[int, int], None] | None) -> None:
     if donate:
         trip.job.leave(trip.ready.leaving[number])
+        trip.ctx.note = "; donated tensors that had left are gone"
     if progress is not None:
         progress(number + 1, max(1, trip.ready.rounds if trip.ready.turns else 1))
 

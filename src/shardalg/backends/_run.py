@@ -151,6 +151,7 @@ def perform(ctx: Context, program: Program, shards: Shards, out: Shards, call: C
     """Run ``program`` from opening to closing words."""
     clock, number = Clock(), ctx.runs
     ctx.runs += 1
+    ctx.note = ""
     ctx.at("opening", Word(number, -1, False))
     job = Job(ctx, program)
     with clock.phase("prepare"):
