@@ -212,6 +212,64 @@ def chain_digits(x: Blocks, chain: list[int]) -> Digits:
     return Digits(start, step, count, payload, free_shape, free_payload, product)
 
 
+Row = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int, tuple[int, ...]]
+
+
+def chain_boxes(x: Blocks, strides: tuple[int, ...], budget: Budget) -> Iterator[Row]:
+    """Blocks of one row-major box as products of progressions along its axes.
+
+    ``strides`` are the box's, outermost first. Yields ``(start, count, step, payload, payload
+    strides)``, each but the payload a tuple over the axes, after cutting blocks where they wrap.
+    Blocks that are no product even then, or repeat an address, are cut along their axes.
+    """
+    x = _forward(x)
+    chain = sorted(set(strides) | {1})
+    waiting = [x.take(np.arange(k, k + 1)) for k in range(len(x.box))]
+    while waiting:
+        one = waiting.pop(0)
+        one, _, digits, _ = _products(one, chain, np.arange(1), budget)
+        for k in range(len(one.box)):
+            if digits.product[k] and (digits.free_shape[:, k] == 1).all():
+                yield _row(one, digits, chain, strides, k)
+            else:
+                waiting += _points_of_axis(one, k, budget)
+
+
+def _row(x: Blocks, d: Digits, chain: list[int], strides: tuple[int, ...], k: int) -> Row:
+    """Block ``k`` along the axes; of axes that share a stride only the innermost is longer than 1."""
+    level = {c: i for i, c in enumerate(chain)}
+    last = {s: axis for axis, s in enumerate(strides)}
+    rows = []
+    for axis, s in enumerate(strides):
+        i = level[s] if last[s] == axis else None
+        found = (0, 1, 1, 0) if i is None else (
+            int(d.start[i, k]), int(d.count[i, k]), int(d.step[i, k]), int(d.payload[0, i, k])
+        )  # fmt: skip
+        rows.append(found)
+    start, count, step, pay = (tuple(r[i] for r in rows) for i in range(4))
+    return start, count, step, int(x.pay_offset[0, k]), pay
+
+
+def _points_of_axis(x: Blocks, k: int, budget: Budget) -> list[Blocks]:
+    """Block ``k`` cut along an axis of stride 0, else along that of the largest, into single steps."""
+    long = x.shape[:, k] > 1
+    still = long & (x.strides[:, k] == 0)
+    axis = int(np.argmax(still if still.any() else x.strides[:, k] * long))
+    n = int(x.shape[axis, k])
+    budget.spend(n)
+    shape = x.shape[:, k : k + 1].copy()
+    shape[axis] = 1
+    one = x.take(np.arange(k, k + 1))
+    return [
+        one._replace(
+            offset=one.offset + i * x.strides[axis, k],
+            shape=shape,
+            pay_offset=one.pay_offset + i * x.pay_strides[:, axis, k][:, None],
+        )
+        for i in range(n)
+    ]
+
+
 # --- one group of boxes -------------------------------------------------------------------
 
 
