@@ -66,8 +66,15 @@ def difference(stored: nbformat.NotebookNode, fresh: nbformat.NotebookNode) -> s
         if old.cell_type == "code":
             before, after = seen(old.outputs), seen(new.outputs)
             if before != after:
-                return f"cell {number}:\n{old.source}\nstored: {before}\nfresh:  {after}"
+                return f"cell {number}:\n{old.source}\n{apart(str(before), str(after))}"
     return None
+
+
+def apart(stored: str, fresh: str, width: int = 200) -> str:
+    """Two texts from shortly before the place where they part."""
+    at = next((k for k, (a, b) in enumerate(zip(stored, fresh)) if a != b), min(len(stored), len(fresh)))
+    start = max(0, at - width // 4)
+    return f"stored: ...{stored[start : at + width]}...\nfresh:  ...{fresh[start : at + width]}..."
 
 
 def read(path: Path) -> nbformat.NotebookNode:
