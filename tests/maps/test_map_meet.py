@@ -89,6 +89,10 @@ WAYS = {
     "products": ([("a", (3, ((4, 8), (2, 1))))], [("a", (0, ((3, 16), (8, 1))))]),
     "carved runs": ([("a", (5, ((30, 1),)))], [("a", (0, ((5, 8), (4, 1))))]),
     "carved strided runs": ([("a", (5, ((13, 3),)))], [("a", (0, ((5, 12), (4, 1))))]),
+    "progressions": ([("a", (1, ((10, 4),)))], [("a", (3, ((12, 6),)))]),
+    "a short progression": ([("a", (0, ((3, 4),)))], [("a", (0, ((10, 6),)))]),
+    "progressions that start apart": ([("a", (30, ((9, 4),)))], [("a", (0, ((12, 6),)))]),
+    "progressions in one digit of two": ([("a", (16, ((5, 2), (2, 64))))], [("a", (13, ((5, 3), (3, 64))))]),
     "the solver": ([("a", (0, ((3, 5), (3, 7), (3, 11))))], [("a", (0, ((4, 6), (4, 9))))]),
     "repeats on both sides": ([("a", (0, ((3, 0), (4, 1))))], [("a", (0, ((2, 0), (2, 3))))]),
 }
@@ -99,6 +103,15 @@ def test_each_way(way):
     a, b = WAYS[way]
     assert met(a, b) == walked(a, b)
     assert walked(a, b)
+
+
+@pytest.mark.parametrize(
+    ("s", "t"), [(2**31 + 11, 2**31 + 1), (2**45 + 3, 2**44 + 1), (3 * 2**58 + 1, 2**59 + 7)]
+)
+def test_far_progressions_meet_once(s, t):
+    start = 3 * s - 2 * t
+    a, b = ("a", (max(0, -start), ((5, s),))), ("a", (max(0, start), ((5, t),)))
+    assert met([a], [b]) == walked([a], [b]) == Counter({(0, (3,), 0, (2,)): 1})
 
 
 def test_bounds_hold_before_anything_is_built():

@@ -35,8 +35,9 @@ def solved(pairs: list[tuple[int, int]], constant: int) -> Counter:
 
 
 @many
-@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 5)), max_size=4), st.integers(-2, 40))
+@given(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 6)), max_size=4), st.integers(-2, 60))
 @example([(4, 5), (6, 5)], 24)
+@example([(6, 3), (4, 2), (3, 5)], 12)  # a digit that runs past a larger one, and a tail
 @example([(3, 4), (5, 4), (7, 4), (1, 3)], 29)
 def test_every_solution_once(pairs, constant):
     assert solved(pairs, constant) == walked(pairs, constant)

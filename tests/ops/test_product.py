@@ -26,6 +26,7 @@ from shardalg import (
     is_total,
     layout,
     product,
+    union,
 )
 from shardalg.testing import affine_maps, spaces
 
@@ -69,6 +70,13 @@ def test_it_pairs_slots_and_elements(one, other):
     (a,), (b,) = one, other
     found = product(a, b)
     assert means(found, slow(meaning(a), meaning(b), found.domain, found.codomain))
+
+
+def test_scales_that_multiply_to_the_same_are_one_pair():
+    twice = union(sends({0: 0}), sends({0: 0}, scale=2))
+    found = product(twice, twice)
+    assert means(found, slow(meaning(twice), meaning(twice), found.domain, found.codomain))
+    assert found.size == 3
 
 
 @given(unnamed(2), unnamed(2))
