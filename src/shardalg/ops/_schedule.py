@@ -8,7 +8,7 @@ import numpy as np
 
 from .._errors import InvalidMapError, LimitError, UnsupportedError
 from ..maps._space import IntArray, as_int
-from ..plans import Program, TransferPlan, TreePlan
+from ..plans import Entry, Program, TransferPlan, TreePlan
 from ..plans._plan import as_tree
 from ..plans._program import Dtypes, Parcels, as_dtypes, bytes_of, counted_words, starts_of, wire_sizes
 from ._wire import cut, tree_wire
@@ -57,9 +57,21 @@ def schedule(
         raise UnsupportedError(
             "rounds need the whole plan: plan without rank=, or schedule without max_bytes and relay"
         )
+    for e in tree.entries:
+        _require_whole(e)
     pairs = as_dtypes(tree, dtypes)
     found = parcels(tree, pairs, max_bytes, relay)
     return Program(tree, pairs, max_bytes, found, isinstance(plan, TransferPlan), relay)
+
+
+def _require_whole(e: Entry) -> None:
+    """Refuse a plan that claims to fill its target and has fewer copies than that takes."""
+    p = e.plan
+    if p.rank is None and p.missing == "error" and p.map.single_valued and p.map.size < p.target.size:
+        raise InvalidMapError(
+            f"the plan{f' of {e.target!r}' if e.target else ''} writes {p.map.size} of {p.target.size} target"
+            ' slots: plan again, or with missing="leave" if the rest is to stay as it is'
+        )
 
 
 def with_dtypes(program: Program, dtypes: Any) -> Program:
