@@ -48,7 +48,7 @@ from shardalg import (
     subtract,
     union,
 )
-from shardalg.ops import _plan
+from shardalg.ops import _boxes, _plan
 from shardalg.testing import layout_pairs, layouts
 
 MEMORYLESS = ("stay", "lowest")
@@ -310,6 +310,40 @@ def test_the_loop_the_broadcast_and_the_general_way_agree(ranks, axes, monkeypat
     fast = plan(source, target).map
     monkeypatch.setattr(_plan, "box_copies", lambda *_: None)
     assert plan(source, target).map == fast
+
+
+GRIDS = {
+    "mesh": lambda: layout((48, 40, 6), [Split(0), Split(1)], mesh=(16, 8)),
+    "other mesh": lambda: layout((48, 40, 6), [Split(1), Split(0, rule="balanced")], mesh=(5, 20)),
+    "uneven": lambda: layout((48, 40, 6), [Split(0, sizes=(1, 0, 40, 7)), Split(2)], mesh=(4, 6)),
+    "rows": lambda: layout((48, 40, 6), Split(0), ranks=100),
+    "columns": lambda: layout((48, 40, 6), Split(1), ranks=64),
+    "padded": lambda: layout((48, 40, 6), [Split(1, rule="pad"), Split(2)], mesh=(13, 6)),
+}
+
+
+@pytest.mark.parametrize("source", GRIDS)
+@pytest.mark.parametrize("target", GRIDS)
+def test_products_of_axes_are_the_same_plans(source, target, monkeypatch):
+    """Plans in product form know their counts before their copies are written."""
+    a, b = GRIDS[source](), GRIDS[target]()
+    monkeypatch.setattr(_boxes, "SOME", 0)
+    product_form = plan(a, b)
+    counts = len(product_form), product_form.map.size
+    monkeypatch.setattr(_plan, "box_copies", lambda *_: None)
+    general = plan(a, b)
+    assert counts == (len(general), general.map.size)
+    assert product_form.map == general.map and product_form.stats == general.stats
+
+
+def test_a_plan_in_product_form_writes_its_copies_when_asked():
+    a, b = layout((512, 512), Split(0), ranks=512), layout((512, 512), Split(1), ranks=512)
+    p = plan(a, b)
+    assert (len(p), p.map.size) == (512 * 512, 512 * 512) and p.map.table._rows is None
+    assert p.copies[5].shape == () and p.map.table._rows is not None
+    with pytest.raises(LimitError, match="262144 copies"):
+        plan(a, b, limits=Limits(copies=1000))
+    assert pickle.loads(pickle.dumps(plan(a, b))).map.size == 512 * 512
 
 
 # --- numbers --------------------------------------------------------------------------------

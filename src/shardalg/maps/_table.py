@@ -14,7 +14,7 @@ strides 0 at the end. A table is always in *normal form*:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -39,23 +39,53 @@ class Columns(NamedTuple):
 
 
 class PieceTable:
-    """Pieces in normal form behind equality and hash; ``rows`` is ``[6 + 3 * axes, pieces]``."""
+    """Pieces in normal form behind equality and hash; ``rows`` is ``[6 + 3 * axes, pieces]``.
 
-    __slots__ = ("_hash", "_size", "axes", "rows")
+    A table may be *unwritten*: its number of pieces and of pairs are known, and its rows are
+    written when they are first asked for (plans in product form).
+    """
 
-    rows: IntArray
-    axes: int
+    __slots__ = ("_count", "_hash", "_most_axes", "_rows", "_size", "_write")
 
     def __init__(self, rows: IntArray) -> None:
         rows = np.ascontiguousarray(rows, dtype=np.int64)
         rows.setflags(write=False)
-        self.rows = rows
-        self.axes = (len(rows) - HEAD) // 3
+        self._rows: IntArray | None = rows
+        self._count = int(rows.shape[1])
+        self._most_axes = (len(rows) - HEAD) // 3
+        self._write: Callable[[], PieceTable] | None = None
         self._hash: int | None = None
         self._size: int | None = None
 
+    @classmethod
+    def unwritten(cls, count: int, size: int, most_axes: int, write: Callable[[], PieceTable]) -> PieceTable:
+        """A table of ``count`` pieces of at most ``most_axes`` axes and ``size`` pairs that ``write``
+        makes on demand."""
+        table = cls.__new__(cls)
+        table._most_axes = most_axes
+        table._rows, table._count, table._write = None, count, write
+        table._hash, table._size = None, size
+        return table
+
+    @property
+    def rows(self) -> IntArray:
+        if self._rows is None:
+            assert self._write is not None
+            self._rows, self._write = self._write().rows, None
+            assert self._rows.shape[1] == self._count
+        return self._rows
+
+    @property
+    def axes(self) -> int:
+        return (len(self.rows) - HEAD) // 3
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the rows take, or will take at most."""
+        return 8 * (HEAD + 3 * self._most_axes) * self._count
+
     def __len__(self) -> int:
-        return int(self.rows.shape[1])
+        return self._count
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, PieceTable):

@@ -1,8 +1,9 @@
 """Layouts whose pieces are plain boxes of the logical tensor: the short way to a plan.
 
 Most real layouts give each rank a few boxes, with one step along every axis. Two sets of
-boxes meet axis by axis, so their plan needs no solver: a double loop where there are few pairs, a
-sort along one axis where there are many. The general way (``meet``) gives the same copies and is
+boxes meet axis by axis, so their plan needs no solver: a double loop where there are few pairs, the
+product of per-axis meetings where both sides are grids and pairs are many, else a sort along one axis.
+The general way (``meet``) gives the same copies and is
 what the tests compare with.
 """
 
@@ -18,6 +19,7 @@ from ..maps._meet import chain_digits, overlap_pairs, overlapping
 from ..maps._relation import CODOMAIN, DOMAIN, side_blocks
 from ..maps._space import IntArray, row_major
 from ..maps._table import HEAD, PieceTable, from_ordered
+from ._grid import Grid, counts, grid_of, meetings, written
 
 FEW, SOME = 12, 1 << 12  # pairs up to which the loop, and testing all pairs, are the faster way
 
@@ -27,8 +29,8 @@ class Boxes(NamedTuple):
     logical tensor, ``offset`` of the first slot and ``strides`` ``[axes, n]`` in the shard.
 
     ``lone`` says that no two pieces share a shard, ``orderly`` that strides fall along the axes,
-    as in any row-major shard. ``lists`` holds the same as plain tuples
-    ``(low, high, strides, offset, shard)`` where pieces are few.
+    as in any row-major shard. ``grid`` is set where the boxes are a product. ``lists`` holds the same
+    as plain tuples ``(low, high, strides, offset, shard)`` where pieces are few.
     """
 
     low: IntArray
@@ -38,6 +40,7 @@ class Boxes(NamedTuple):
     shard: IntArray
     lone: bool
     orderly: bool
+    grid: Grid | None
     lists: list[tuple[list[int], list[int], list[int], int, int]]
 
 
@@ -64,8 +67,9 @@ def _boxes(layout: AffineMap) -> Boxes | None:
     lone = len(np.unique(c.dom_box)) == len(table)
     columns = (low.T, (low + count).T, strides.T, c.dom_offset, c.dom_box)
     orderly = bool(((strides[:-1] > strides[1:]) | (count[:-1] == 1) | (count[1:] == 1)).all())
+    grid = grid_of(low, low + count) if lone and len(table) > FEW else None
     lists = list(zip(*(x.tolist() for x in columns))) if len(table) <= FEW else []
-    return Boxes(low, low + count, c.dom_offset, strides, c.dom_box, lone, orderly, lists)
+    return Boxes(low, low + count, c.dom_offset, strides, c.dom_box, lone, orderly, grid, lists)
 
 
 def box_copies(source: AffineMap, target: AffineMap, limits: Limits) -> PieceTable | None:
@@ -75,7 +79,20 @@ def box_copies(source: AffineMap, target: AffineMap, limits: Limits) -> PieceTab
     a, b = boxes_of(source), boxes_of(target)
     if a is None or b is None or not (a.lone and b.lone and b.orderly):
         return None
-    return _looped(a, b) if pairs <= FEW and len(a.low) < 3 else _together(a, b, limits)
+    if pairs <= FEW and len(a.low) < 3:
+        return _looped(a, b)
+    if pairs > SOME and a.grid is not None and b.grid is not None:
+        return _product(a, b, a.grid, b.grid, limits)
+    return _together(a, b, limits)
+
+
+def _product(a: Boxes, b: Boxes, of_a: Grid, of_b: Grid, limits: Limits) -> PieceTable:
+    """The copies between two grids, counted now and written when asked for."""
+    met = meetings(of_a, of_b)
+    count, size = counts(met)
+    limits.hold("copies", count)
+    pairs = (b.offset, a.offset), (b.strides, a.strides), (b.shard, a.shard)
+    return PieceTable.unwritten(count, size, len(met), lambda: written(met, of_a, of_b, *pairs))
 
 
 def _looped(a: Boxes, b: Boxes) -> PieceTable:
@@ -154,7 +171,7 @@ def _together(a: Boxes, b: Boxes, limits: Limits) -> PieceTable:
 def _all_pairs(a: Boxes, b: Boxes) -> tuple[IntArray, IntArray]:
     """Pairs (target piece, source piece) that meet, of few."""
     meets = np.minimum(b.high[:, :, None], a.high[:, None]) > np.maximum(b.low[:, :, None], a.low[:, None])
-    j, i = meets.all(axis=0).nonzero()
+    j, i = np.nonzero(meets.all(axis=0))
     return j, i
 
 

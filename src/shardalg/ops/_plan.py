@@ -80,7 +80,7 @@ def plan(
     if missing == "error":
         _require_complete(source, target, copies, of_target, rank)
     _check_moments(copies, holds)
-    limits.hold("plan_bytes", table.rows.nbytes)
+    limits.hold("plan_bytes", table.nbytes)
     return TransferPlan(
         source,
         target,
