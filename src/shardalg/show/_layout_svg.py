@@ -22,14 +22,15 @@ def grid_drawing(m: AffineMap, box: int, grid: Grid, legend: Legend, cells: str 
     """The panels of one tensor, in rows."""
     b = m.codomain.boxes[box]
     axes = len(grid.cuts)
-    names = f"axis {axes - 2} down, axis {axes - 1} across; " if axes > 1 else ""
-    title = clipped(f"who holds {box_text(b)}: {names}{cells_text(grid)}", WIDTH - 2 * MARGIN, 11.5)
+    names = f", axis {axes - 2} down, axis {axes - 1} across" if axes > 1 else ""
+    title = clipped(f"who holds {box_text(b)}{names}", WIDTH - 2 * MARGIN, 11.5)
     shapes = [svg.dim(0, 11, title, size=11.5)]
     if not grid.held.size:
         return Drawing([*shapes, svg.words(0, 30, "no elements")], 200, 34)
+    shapes.append(svg.dim(0, 27, cells_text(grid)))
     found = list(planes(grid))
     small = len(found) > 1
-    x, y, tall, right = 0.0, 20.0, 0.0, 0.0
+    x, y, tall, right = 0.0, 38.0, 0.0, 0.0
     for at, held in found[:PANELS]:
         panel = panel_drawing(m, box, grid, at, held, legend, cells, (150, 110) if small else (560, 320))
         if x and x + panel.width > WIDTH - 2 * MARGIN:
@@ -48,7 +49,7 @@ def pixels(c: Cuts, longest: float) -> list[float]:
     if c.unit or not c.whole:
         each = min(24.0, max(longest / c.cells, 5.0))
         return [round(each * i, 2) for i in range(c.cells + 1)]
-    longest = min(longest, 56.0 * c.cells)
+    longest = min(longest, max(56.0 * c.cells, 96.0))
     sizes = [
         max((b - a) / c.extent * longest, min(18.0, longest / c.cells))
         for a, b in itertools.pairwise(c.edges)
