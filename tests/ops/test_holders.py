@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 
 import pytest
@@ -93,6 +94,16 @@ def test_replicated_rows_and_experts():
     }  # fmt: skip
     placed = layout((6, 5), Experts([[0, 3], [3, 1, 5], [], [2, 4]]))
     assert holders(placed, 3 * 5) == (0, 1) and placed.shard_shape(2) == (0, 5)
+
+
+def test_own_rows_that_run_on_into_replicated_ones_cost_no_more_than_others():
+    n = 128
+    qkv = layout((48 * n, 64), Segments(0, ((32 * n, Split(0)), (16 * n, Replicate()))), ranks=n)
+    assert len(qkv.pieces_of(n - 1)) == 1
+    start = time.perf_counter()
+    found = holders(qkv)
+    assert time.perf_counter() - start < 1
+    assert [len(ranks) for ranks, _ in found] == [1] + [n] + [1] * (n - 1)
 
 
 def test_an_element_outside_is_refused():

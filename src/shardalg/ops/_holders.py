@@ -103,7 +103,28 @@ def _atoms(layout: AffineMap, limits: Limits) -> Atoms:
     if layout.injective:
         return Atoms(table, np.arange(len(table)), rank, tuple((r,) for r in rank.tolist()))
     alike = _alike(table, rank)
+    if alike is None:
+        cut = _cut_alike(table, limits)
+        alike = None if cut is None else _alike(cut, layout.domain.box_ranks[cut.columns.dom_box])
     return alike if alike is not None else _refined(layout, limits)
+
+
+def _cut_alike(table: PieceTable, limits: Limits) -> PieceTable | None:
+    """The table with each piece cut at the parts that other pieces share with it, all at once; None
+    where that cannot make replicas alike. A rank whose own rows run on into replicated ones needs it."""
+    budget = Budget(limits)
+    blocks = side_blocks(table, CODOMAIN, DOMAIN, CODOMAIN)
+    met = meet(blocks, side_blocks(table, CODOMAIN), limits, budget)
+    whole = exact_sizes(table.shape)
+    found = zip(exact_sizes(met.shape), met.left.tolist())
+    smaller = np.flatnonzero([size < whole[k] for size, k in found])
+    shared = families_table(left_families(met.take(smaller)), table)
+    parts = PieceTable(np.unique(shared.rows, axis=1))
+    if not len(parts) or collides(parts, DOMAIN):
+        return None
+    hit = np.zeros(len(table), bool)
+    hit[met.left[smaller]] = True
+    return concatenate([table.take(~hit), parts, minus(table.take(hit), parts, limits, budget)])
 
 
 def _alike(table: PieceTable, rank: IntArray) -> Atoms | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 
 from .._limits import Budget, Limits
@@ -37,15 +39,18 @@ def _cut(table: PieceTable, where: PieceTable, number: IntArray, limits: Limits)
     met = meet(
         side_blocks(table, CODOMAIN, DOMAIN, CODOMAIN), side_blocks(where, DOMAIN), limits, Budget(limits)
     )
-    sizes = np.array(exact_sizes(table.shape), np.int64)
-    found = np.array(exact_sizes(met.shape), np.int64)
-    its = number[met.right]
-    inside = np.zeros((int(number.max()) + 1, len(table)), np.int64)
-    np.add.at(inside, (its, met.left), found)
+    sizes, its, lefts = exact_sizes(table.shape), number[met.right], met.left.tolist()
+    inside: Counter[tuple[int, int]] = Counter()
+    for part, left, found in zip(its.tolist(), lefts, exact_sizes(met.shape)):
+        inside[part, left] += found
+    whole = np.zeros(len(table), bool)
+    home = np.full(len(table), -1)
+    for (part, left), found in inside.items():
+        home[left] = part
+        whole[left] |= found == sizes[left]
     parts = []
-    for k, count in enumerate(inside):
-        whole = count == sizes
+    for k in range(int(number.max()) + 1):
         cut = np.flatnonzero((its == k) & ~whole[met.left])
         pieces = families_table(left_families(met.take(cut)), table)
-        parts.append(concatenate([table.take(whole), pieces]))
-    return [*parts, table.take(inside.sum(axis=0) == 0)]
+        parts.append(concatenate([table.take(whole & (home == k)), pieces]))
+    return [*parts, table.take(home < 0)]
