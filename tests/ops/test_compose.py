@@ -107,6 +107,12 @@ def _half(m: AffineMap) -> AffineMap:
     return AffineMap.from_pieces(m.domain, m.codomain, list(m.pieces)[::2])
 
 
+def test_a_pair_reached_over_two_points_is_listed_once():
+    f, g = sends({0: (0, 1)}), sends({0: 2, 1: 2})
+    assert f.injective and g.single_valued
+    assert compose(g, f) == sends({0: 2})
+
+
 def test_scales_multiply_exactly():
     third, three = sends({0: 0}, scale=Fraction(1, 3)), sends({0: 0}, scale=3)
     assert compose(three, third).pieces[0].scale == 1

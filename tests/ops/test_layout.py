@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from laws import raises
+from laws import many, raises
 from oracle import meaning
 
 from shardalg import (
@@ -152,6 +152,7 @@ def cases(draw):
     return shape, draw(placements(shape, ranks)), ranks
 
 
+@many
 @given(cases())
 def test_each_shard_is_cut_as_the_slow_version_cuts(case):
     shape, placement, ranks = case

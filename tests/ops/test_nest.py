@@ -8,8 +8,12 @@ from hypothesis import strategies as st
 from laws import agree, placed, randoms
 
 from shardalg import (
+    AffineMap,
     InvalidMapError,
+    Piece,
     Replicate,
+    Side,
+    Space,
     Split,
     compose,
     equivalent,
@@ -68,6 +72,14 @@ def test_it_keeps_single_valued_and_injective(tower):
     assert found.single_valued
     if is_injective(outer) and all(is_injective(m) for m in inner.values()):
         assert is_injective(found)
+
+
+def test_a_slot_that_an_inner_map_sends_twice_stays_so():
+    outer = layout((4,), Replicate(), ranks=1)
+    twice = [Piece((), Side(0, (), 0), Side(e, ())) for e in (1, 2)]
+    found = nest(outer, {0: AffineMap.from_pieces(Space.shards({0: (1,)}), Space.logical((4,)), twice)})
+    assert found.size == 2
+    assert not found.single_valued
 
 
 def chunks(n: int, *ways: int):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import oracle
 import pytest
 from hypothesis import given
-from laws import agree, alike, empty, inside, line, many, means, sends, some
+from laws import agree, alike, empty, inside, line, many, means, randoms, sends, some
 from oracle import meaning
 
 from shardalg import (
@@ -24,6 +24,7 @@ from shardalg import (
     subtract,
     union,
 )
+from shardalg.testing import affine_maps, resplit
 
 
 @many
@@ -33,6 +34,23 @@ def test_they_are_the_set_operations(maps):
     assert means(union(a, b), oracle.union(meaning(a), meaning(b)))
     assert means(intersect(a, b), oracle.intersect(meaning(a), meaning(b)))
     assert means(subtract(a, b), oracle.subtract(meaning(a), meaning(b)))
+
+
+@many
+@given(affine_maps(max_size=24, max_extent=4), randoms())
+def test_parts_of_a_map_cut_at_random_are_taken_out_and_put_back(m, random):
+    cut = list(resplit(m, random, cuts=3).pieces)
+    part = AffineMap.from_pieces(m.domain, m.codomain, random.sample(cut, len(cut) // 2))
+    rest = subtract(m, part)
+    assert means(rest, oracle.subtract(meaning(m), meaning(part)))
+    assert agree(union(rest, part), m)
+
+
+def test_a_diagonal_is_taken_out_of_a_block():
+    n = 5
+    block = AffineMap.from_pieces(line(25), line(25), [Piece((n, n), Side(0, (n, 1)), Side(0, (1, n)))])
+    diagonal = AffineMap.from_pieces(line(25), line(25), [Piece((n,), Side(0, (n + 1,)), Side(0, (n + 1,)))])
+    assert means(subtract(block, diagonal), oracle.subtract(meaning(block), meaning(diagonal)))
 
 
 @given(alike(3))
