@@ -1,6 +1,7 @@
 """Values, order of summation, counters and gradients of the four operations, equal on every backend."""
 
 import functools
+from functools import partial
 
 import pytest
 import torch
@@ -38,7 +39,7 @@ def slow_dispatch(plans, hidden):
 
 
 def slow_combine(plans, rows, accumulate="fp32", weights=None):
-    """Per token: each destination's rows in ascending k, then those sums by ascending first k, rounded once."""
+    """Per token: each destination's rows in ascending k, then those sums by ascending first k."""
     outs = []
     for p in plans:
         dtype = rows[0].dtype
@@ -134,6 +135,9 @@ def test_low_precision_sums_equal_the_slow_reference(dtype, accumulate):
     same(dispatch(buffer, plans, hidden)[0], slow_dispatch(plans, hidden))
     rows = [noise((p.NvS, 3), dtype, 5 + p.rank) for p in plans]
     same(combine(buffer, plans, rows, accumulate=accumulate)[0], slow_combine(plans, rows, accumulate))
+    factors = [noise((p.NvS,), torch.float32, p.rank) for p in plans]
+    weighted = combine(buffer, plans, rows, accumulate=accumulate, route_weights=factors)[0]
+    same(weighted, slow_combine(plans, rows, accumulate, factors))
 
 
 def test_the_two_accumulations_differ_somewhere():
@@ -167,7 +171,7 @@ def test_padding_rows_are_zero_and_never_read():
 
 @given(comm_plans())
 def test_adjoint_and_identity(drawn):
-    """<D x, y> = <x, D^T y>, and D^T D multiplies a token by its number of real routes (K when all are real)."""
+    """<D x, y> = <x, D^T y>, and D^T D multiplies a token by its number of real routes (K if all are)."""
     buffer, topk, plans = drawn
     x = [torch.randint(-9, 9, (p.S_r, 2)).double() for p in plans]
     y = [torch.randint(-9, 9, (p.NvS, 2)).double() for p in plans]
@@ -221,7 +225,7 @@ def distinct_pairs(topk, plans):
 
 @pytest.mark.parametrize("kind", ROUTINGS)
 def test_a_row_travels_once_per_token_and_rank(kind):
-    """Exact counters: bytes on the wire are the distinct (token, rank) pairs, the lower bound; one exchange each."""
+    """Exact counters: bytes on the wire are the distinct (token, rank) pairs, in one exchange each."""
     buffer = simulate(4, E=8, S=9, K=6, H=5, dtype=torch.bfloat16)
     topk = routing(kind, 1, buffer.geometry, [9, 8, 9, 3])
     plans = plan_dispatch(buffer, topk)
@@ -278,36 +282,43 @@ def _trees(tree, many):
     return [dict(zip(tree, v)) for v in zip(*tree.values())] if many else tree
 
 
+def inputs_of(rank, topk, rows, dtype):
+    """Everything that ``everything`` takes on one rank, the same each time."""
+    tokens = len(topk[rank])
+    return (
+        noise((tokens, 3), dtype, rank),
+        noise((tokens, 3), torch.float32, rank),
+        noise((rows, 3), dtype, 10 + rank),
+        noise((rows,), torch.float32, rank),
+        {"w": noise((2, 4), dtype, 20 + rank)},
+        {"w": noise((2, 4), torch.float32, 30 + rank)},
+    )
+
+
+def of_all_ranks(topk, rows, dtype):
+    """The same for a simulated buffer: lists by rank, inside the trees too."""
+    each = [inputs_of(r, topk, rows, dtype) for r in range(len(topk))]
+    return [list(v) for v in zip(*(i[:4] for i in each))] + [{"w": [i[k]["w"] for i in each]} for k in (4, 5)]
+
+
 @pytest.mark.parametrize("R", RANKS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 def test_gloo_equals_simulated_bit_for_bit(R, dtype):
+    """All operations and gradients on every kind of routing, one group per R."""
     shape = dict(E=2 * R, S=5, K=3, pad=2, H=3, dtype=dtype)
-    for kind in ROUTINGS:
-        buffer = simulate(R, **shape)
-        topk = routing(kind, R, buffer.geometry, [5, 0, 4, 5][:R])
-        plans = plan_dispatch(buffer, topk)
+    buffer = simulate(R, **shape)
+    rows = buffer.geometry.NvS
+    routings = [routing(kind, R, buffer.geometry, [5, 0, 4, 5][:R]) for kind in ROUTINGS]
+    expected = [everything(buffer, plan_dispatch(buffer, t), of_all_ranks(t, rows, dtype)) for t in routings]
 
-        def inputs(r):
-            x, y = noise((len(topk[r]), 3), dtype, r), noise((buffer.geometry.NvS, 3), dtype, 10 + r)
-            w, f = noise((len(topk[r]), 3), torch.float32, r), noise((buffer.geometry.NvS,), torch.float32, r)
-            experts, grads = (noise((2, 4), dtype, 20 + r), noise((2, 4), torch.float32, 30 + r))
-            return x, w, y, f, {"w": experts}, {"w": grads}
+    def work(group, rank):
+        mine = Buffer(group, **shape)
+        inputs = [inputs_of(rank, t, rows, dtype) for t in routings]
+        return [everything(mine, plan_dispatch(mine, t[rank]), i) for t, i in zip(routings, inputs)]
 
-        each = [inputs(r) for r in range(R)]
-        joined = [list(v) for v in zip(*[i[:4] for i in each])] + [
-            {"w": [i[k]["w"] for i in each]} for k in (4, 5)
-        ]
-        expected = everything(buffer, plans, joined)
-        found = on_threads(
-            R,
-            lambda group, rank: everything(
-                *(lambda b: (b, plan_dispatch(b, topk[rank])))(Buffer(group, **shape)),
-                [t.detach().clone() for t in each[rank][:4]]
-                + [{"w": e["w"].detach().clone()} for e in each[rank][4:]],
-            ),
-        )
-        for rank in range(R):
-            same(found[rank], expected[rank::R])
+    for rank, found in enumerate(on_threads(R, work)):
+        for ours, reference in zip(found, expected):
+            same(ours, reference[rank::R])
 
 
 def test_all_ranks_empty():
@@ -476,7 +487,8 @@ def test_trees_that_do_not_fit_are_the_same_error_on_every_rank():
         ({"a": two.double()}, {"a": two}, "ranks 0 and 1 pass trees"),
     ]
     for zero, other, message in cases:
-        refused_everywhere(lambda b, p, r: prefetch(b, p, zero if r == 0 else other), message)
+        trees = (zero, other)
+        refused_everywhere(partial(lambda trees, b, p, r: prefetch(b, p, trees[r]), trees), message)
     bad = [
         (([one], [two]), r"leaf 0 of the slot gradients must be \[2"),
         (([two], [one]), r"leaf 0 of the local gradients must be \[2"),
@@ -484,11 +496,10 @@ def test_trees_that_do_not_fit_are_the_same_error_on_every_rank():
         (([wide], [two]), r"slot gradient torch.float32 \(2, 4\) does not fit local"),
         (([two.int()], [two]), "slot gradient torch.int32"),
     ]
-    for (slots, local), message in bad:
-        refused_everywhere(
-            lambda b, p, r: reduce_grad(b, p, *((slots, local) if r == 1 else ([two], [two]))),
-            "rank 1: .*" + message,
-        )
+    for wrong, message in bad:
+        trees = (([two], [two]), wrong)
+        call = partial(lambda trees, b, p, r: reduce_grad(b, p, *trees[r]), trees)
+        refused_everywhere(call, "rank 1: .*" + message)
 
 
 @pytest.mark.parametrize(

@@ -213,8 +213,8 @@ def other_rank(plan):
 
 
 CHANGES = [
-    written, written_through_numpy, written_through_data, given_other_memory, resized, other_leaf, longer_leaf,
-    other_dtype, no_tensor, other_scalar, other_rank,
+    written, written_through_numpy, written_through_data, given_other_memory, resized, other_leaf,
+    longer_leaf, other_dtype, no_tensor, other_scalar, other_rank,
 ]  # fmt: skip
 
 
@@ -246,7 +246,7 @@ def test_what_is_no_buffer():
 
 
 def test_another_buffer_of_equal_geometry():
-    """Same geometry: a second buffer, a second buffer on the same group, another group, another order of ranks."""
+    """Same geometry: a second buffer, one on the same group, another group, another order of ranks."""
     one, two = solo(), solo()
     check_refused(two, plan_dispatch(one, TOPK), "another Buffer")
 
@@ -278,7 +278,7 @@ def test_a_longer_plan_that_shape_checks_miss():
 
 
 def test_a_plan_that_copies_an_expert_which_is_not_there():
-    """E=8 against E=4: every shape without a groups or experts axis agrees, and the plan copies expert 7 of 4."""
+    """E=8 against E=4: shapes without a groups or experts axis agree, and the plan copies expert 7 of 4."""
     eight, four = (dict(E=E, B=1, S=2, K=1, pad=1, H=2, layout="slots") for E in (8, 4))
 
     def work(group, rank):

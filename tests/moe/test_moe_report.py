@@ -8,7 +8,7 @@ from groups import on_threads
 from hypothesis import given
 
 import shardalg as sa
-from shardalg.moe import Buffer, plan_dispatch, placements, prefetch, report, simulate, verify
+from shardalg.moe import Buffer, placements, plan_dispatch, prefetch, report, simulate, verify
 from shardalg.moe._plan import LEAVES
 from shardalg.testing import comm_plans
 from shardalg.testing._moe import ROUTINGS, routing

@@ -17,8 +17,7 @@ def test_training_equals_the_dense_layer(size):
     for rank, (found, its_grads, its_params, copies) in enumerate(on_processes(size, train_spread)):
         assert min(copies) > 0
         torch.testing.assert_close(found, losses, rtol=1e-9, atol=0)
-        for name, value in (*its_grads.items(), *its_params.items()):
-            assert value.isfinite().all()
+        assert all(value.isfinite().all() for value in (*its_grads.values(), *its_params.values()))
         for name in its_grads:
             part = slice(None) if name in SHARED else slice(rank * 8 // size, (rank + 1) * 8 // size)
             close(its_grads[name], grads[name][part])

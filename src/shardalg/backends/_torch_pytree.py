@@ -13,7 +13,8 @@ from ..maps import AffineMap, Sharded
 def register_in_torch(
     cls: type, flatten: Callable[[Any], tuple[Any, Any]], unflatten: Callable[[Any, Any], Any]
 ) -> None:
-    """Make ``cls`` a node of torch's trees: ``flatten`` gives (leaves, context), ``unflatten`` takes (context, leaves).
+    """Make ``cls`` a node of torch's trees; ``flatten`` gives (leaves, context), which ``unflatten`` takes
+    as (context, leaves).
 
     The same functions as for optree, so both kinds of tree agree on leaves and on what is lost.
     """

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .._errors import InvalidMapError, ProvenanceError
+from .._errors import InvalidMapError, ProvenanceError, UnsupportedError
 from ._geometry import LAYOUTS, Geometry, geometry
 from ._plan import CommPlan, Owner, Seal, owned_seal
 from ._transport import Simulated, Transport, transport_of
@@ -24,6 +24,7 @@ class Buffer:
     ``B`` copy slots per rank (giving it selects layout "slots"; the default is "compact"), segments
     padded to ``pad`` rows, and the ``policy`` that shares out tokens. ``dtype`` is that of hidden states
     and rows, ``weight_dtype`` that of router weights. Ranks that disagree all raise the same error.
+    ``device`` says where tensors live if the process group does not.
 
     A context that holds all ranks (``simulate``) takes and gives one value per rank, in sequences.
 
@@ -46,8 +47,9 @@ class Buffer:
         policy: Any = "exact",
         dtype: torch.dtype = torch.float32,
         weight_dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
     ) -> None:
-        self.transport: Transport = transport_of(ctx)
+        self.transport: Transport = transport_of(ctx, device)
         self.dtype, self.weight_dtype, self.H = dtype, weight_dtype, H
         self.geometry = _agreed(
             self.transport,
@@ -81,6 +83,9 @@ class Buffer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise UnsupportedError("a Buffer is a live context and cannot be copied or pickled; make another one")
 
     def take(self, size: int) -> torch.Tensor:
         """A staging block of at least ``size`` bytes, from the pool where one fits."""
@@ -141,7 +146,8 @@ def per_rank(buffer: Buffer, value: Any, what: str) -> list[Any]:
         or len(value) != len(buffer.ranks)
     ):
         raise ProvenanceError(
-            f"this buffer holds ranks {buffer.ranks}: pass a sequence with one {what} per rank, got {type(value).__name__}"
+            f"this buffer holds ranks {buffer.ranks}: pass a sequence with one {what} per rank,"
+            f" got {type(value).__name__}"
         )
     return list(value)
 

@@ -128,7 +128,8 @@ def _fits(g: Geometry) -> Geometry:
     if slots > INT32_MAX:
         raise InvalidMapError(
             f"R*NvS = {g.R}*{g.NvS} = {slots} slots do not fit int32 (at most {INT32_MAX});"
-            f' NvS = L + (pad-1)*(epn+M) = {g.L} + {g.pad - 1}*{g.epn + g.M}: lower S, K or pad, or use policy="exact"'
+            f" NvS = L + (pad-1)*(epn+M) = {g.L} + {g.pad - 1}*{g.epn + g.M}:"
+            ' lower S, K or pad, or use policy="exact"'
         )
     return g
 

@@ -26,7 +26,8 @@ class Sums:
     """Which rows are added to which, by turns: turn 0 of every target first, then turn 1, ...
 
     Within a turn targets are distinct and ascending, so the order of addition is fixed on every
-    device; ``ends`` closes each turn. ``dense`` says that turn 0 is every target. ``host`` are the targets on the host.
+    device; ``ends`` closes each turn. ``dense`` says that turn 0 is every target. ``host`` are the
+    targets on the host.
     """
 
     targets: torch.Tensor
@@ -89,7 +90,8 @@ def table(
     """The table of routes ``item -> slot`` among ``sizes`` = (items, slots).
 
     Routes are numbered so that an item's follow each other in adding order: ``item`` has one entry
-    per number, ``order`` lists the numbers by peer as ``out`` counts them; ``slot`` and ``into`` list arrivals by peer.
+    per number, ``order`` lists the numbers by peer as ``out`` counts them; ``slot`` and ``into`` list
+    arrivals by peer.
     """
     sent, received = out.rows, into.rows
     first = own_last(order, out.count, rank)[~own_last(out.repeat, out.count, rank)]
@@ -146,7 +148,7 @@ def _tensor(a: Array, device: torch.device) -> torch.Tensor:
 
 
 def as_bytes(rows: torch.Tensor) -> torch.Tensor:
-    """[n, width] as [n, bytes], sharing memory; ``rows`` is contiguous, whatever strides its unit axes claim."""
+    """[n, width] as [n, bytes], sharing memory; ``rows`` is contiguous, whatever its unit axes claim."""
     return rows.as_strided(rows.shape, (rows.shape[1], 1)).view(torch.uint8)
 
 

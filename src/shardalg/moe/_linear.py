@@ -62,9 +62,9 @@ class Spread:
 class Collect:
     """Slots to items: the transpose of ``Spread``, ``dtypes`` those of the results.
 
-    A rank adds an item's slots in ascending k, sends the sum in ``wire`` (by default the type it adds in,
-    promote(float32, dtype)), and the item's rank adds the sums in order and rounds once. With ``based``, every rank's
-    leaves are followed by as many values [items, ...] to start from.
+    A rank adds an item's slots in ascending k, sends the sum in ``wire`` (by default the type it adds
+    in, promote(float32, dtype)), and the item's rank adds the sums in order and rounds once. With
+    ``based``, every rank's leaves are followed by as many values [items, ...] to start from.
     """
 
     buffer: Buffer
@@ -120,12 +120,12 @@ def summing(dtype: torch.dtype) -> torch.dtype:
 
 def apply(operator: Operator, xs: Sequence[torch.Tensor], finish: Finish | None = None) -> Tensors:
     """The operator's results with their gradients; ``finish`` completes an exchange begun earlier."""
-    return _Linear.apply(operator, finish, *xs) if xs else ()  # type: ignore[no-any-return, no-untyped-call]
+    return _Linear.apply(operator, finish, *xs) if xs else ()  # type: ignore[no-untyped-call]
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(operator: Operator, finish: Finish | None, *xs: torch.Tensor) -> Tensors:  # type: ignore[override]
+    def forward(operator: Operator, finish: Finish | None, *xs: torch.Tensor) -> Tensors:
         return (operator.start(xs) if finish is None else finish)()
 
     @staticmethod

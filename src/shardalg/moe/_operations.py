@@ -11,8 +11,8 @@ import torch
 
 from .._errors import InvalidMapError
 from .._struct import NAMESPACE
+from ..backends._eager import eager
 from ._buffer import Buffer, admit, per_rank, returned
-from ._eager import eager
 from ._linear import Collect, Operator, Spread, Tensors, apply, summing
 from ._notice import WORDS, as_words, raise_first
 from ._plan import Seal
@@ -65,8 +65,8 @@ def combine(
     """``(out [S_r, H], weights [S_r, K] or None)``: each token's rows added, the transpose of dispatch.
 
     A rank adds a token's rows in ascending k in promote(float32, dtype) and sends the sum in that type
-    (``"fp32"``) or rounded to the dtype first (``"two_level"``, fewer bytes); the token's rank adds those sums by
-    ascending first k and rounds once. ``route_weights`` [NvS] multiplies each row before that.
+    (``"fp32"``) or rounded to the dtype first (``"two_level"``, fewer bytes); the token's rank adds
+    those sums by ascending first k and rounds once. ``route_weights`` [NvS] multiplies each row before that.
     ``row_weights`` [NvS] are brought back to their routes. Dropped routes contribute 0.
     """
     seals = admit(buffer, plan)
@@ -89,7 +89,8 @@ def prefetch(buffer: Buffer, plan: Any, experts: Any, *, async_op: bool = False)
     """The tree of copied experts [B, ...] from the tree of this rank's own [epn, ...]; unused slots zero.
 
     Any tree of tensors of any dtypes, the same on all ranks: a difference is the same error
-    everywhere, before the payload. It is the transfer from the home placement to home + slots, see ``placements``.
+    everywhere, before the payload. It is the transfer from the home placement to home + slots, see
+    ``placements``.
     """
     admit(buffer, plan)
     trees = per_rank(buffer, experts, "tree")
@@ -170,7 +171,7 @@ def _agree(buffer: Buffer, problems: Sequence[str], flats: Sequence[tuple[list[A
     """One gather: the same error on every rank unless all bring fitting trees of one form."""
     if buffer.geometry.R == 1:
         return raise_first([as_words(p) for p in problems])
-    rows = [as_words(p) + [0 if p else _form(leaves, spec)] for p, (leaves, spec) in zip(problems, flats)]
+    rows = [[*as_words(p), 0 if p else _form(leaves, spec)] for p, (leaves, spec) in zip(problems, flats)]
     said = buffer.transport.all_gather(rows)
     raise_first([row[:WORDS] for row in said])
     for rank, row in enumerate(said):
@@ -201,5 +202,6 @@ def _grad_problem(slots: tuple[list[Any], Any], local: tuple[list[Any], Any], B:
         return "slot gradients and local gradients are trees of different structure"
     for i, (a, b) in enumerate(zip(slots[0], local[0])):
         if a.shape[1:] != b.shape[1:] or not (a.dtype.is_floating_point and b.dtype.is_floating_point):
-            return f"leaf {i}: slot gradient {a.dtype} {tuple(a.shape)} does not fit local {b.dtype} {tuple(b.shape)}"
+            slot, home = (f"{x.dtype} {tuple(x.shape)}" for x in (a, b))
+            return f"leaf {i}: slot gradient {slot} does not fit local {home}"
     return ""

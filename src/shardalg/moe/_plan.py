@@ -80,7 +80,7 @@ class CommPlan:
         """An equal plan with tensors of its own, owned by the same buffer (if it still is)."""
         copy = dataclasses.replace(self, **{name: getattr(self, name).clone() for name in LEAVES})
         if self._seal is not None and self._seal.broken(self) is None:
-            object.__setattr__(copy, "_seal", seal(copy, self._seal.owner, self._seal.order))
+            object.__setattr__(copy, "_seal", seal(copy, self._seal.owner, self._seal.host, self._seal.order))
         return copy
 
     def to(self, device: torch.device | str) -> CommPlan:
@@ -108,6 +108,7 @@ class CommPlan:
 
 
 LEAVES = tuple(f.name for f in dataclasses.fields(CommPlan) if f.metadata.get("leaf"))
+HOST = ("dst", "recv_slots", "send_routes", "recv_routes", "experts_to_copy")
 SCALARS = tuple(f.name for f in dataclasses.fields(CommPlan) if f.init and f.name not in LEAVES)
 
 
@@ -183,13 +184,9 @@ class Seal:
         return self.leaves[0].device
 
 
-def seal(plan: CommPlan, owner: Owner, order: Array) -> Seal:
+def seal(plan: CommPlan, owner: Owner, host: dict[str, Array], order: Array) -> Seal:
     """The seal for a plan as it is now."""
     own = leaves(plan)
-    host = {
-        name: getattr(plan, name).cpu().numpy()
-        for name in ("dst", "recv_slots", "send_routes", "recv_routes", "experts_to_copy")
-    }
     views = tuple(t.numpy() for t in own) if plan.device.type == "cpu" else ()
     shapes, versions = tuple(t.shape for t in own), tuple(t._version for t in own)
     places, sums = tuple(t.data_ptr() for t in own), tuple(_xor(v) for v in views)
@@ -211,7 +208,8 @@ def make_plan(
         }
     plan = CommPlan(**(values | tensors))
     check_shapes(plan, g.groups)
-    object.__setattr__(plan, "_seal", seal(plan, owner, order))
+    host = {name: np.asarray(arrays[name], np.int32) for name in HOST}
+    object.__setattr__(plan, "_seal", seal(plan, owner, host, order))
     return plan
 
 
@@ -219,8 +217,9 @@ def check_shapes(plan: CommPlan, groups: int) -> None:
     """Raise where a table is not a contiguous int32 tensor of the shape its geometry asks for."""
     R, E, rows = plan.R, plan.E, plan.NvS
     wanted = {
-        "dst": (plan.S_r * plan.K,), "experts_to_copy": (R, plan.B), "cu_seqlens": (groups,), "group_experts": (groups,),
-        "zero_fill_ranges": (groups, 2), "remote_stats": (2,), "dup_groups": (rows, 3), "dup_loffs": (rows,),
+        "dst": (plan.S_r * plan.K,), "experts_to_copy": (R, plan.B), "cu_seqlens": (groups,),
+        "group_experts": (groups,), "zero_fill_ranges": (groups, 2), "remote_stats": (2,),
+        "dup_groups": (rows, 3), "dup_loffs": (rows,),
         "dup_counts": (2,), "recv_slots": (plan.recv_slots.numel(),), "counts": (R, E), "alloc": (E, R),
         "send_routes": (R,), "recv_routes": (R,), "send_rows": (R,), "recv_rows": (R,),
     }  # fmt: skip
@@ -240,8 +239,8 @@ def owned_seal(plan: Any, owner: Owner) -> Seal:
         )
     if plan._seal is None:
         raise ProvenanceError(
-            "this plan has no owner: it was constructed, replaced, copied, unpickled, read back or mapped over;"
-            " use the plan that plan_dispatch returned, or its clone()"
+            "this plan has no owner: it was constructed, replaced, copied, unpickled, read back or mapped"
+            " over; use the plan that plan_dispatch returned, or its clone()"
         )
     if plan._seal.owner is not owner:
         raise ProvenanceError(
@@ -261,7 +260,7 @@ def _xor(view: Array) -> int:
 
 
 def _routing_table(s: Seal, *, merged: bool) -> Table:
-    R, K, rank = s.scalar("R"), s.scalar("K"), s.scalar("rank")
+    K, rank = s.scalar("K"), s.scalar("rank")
     dst, slots = s.host["dst"], s.host["recv_slots"]
     items = s.scalar("S_r") if merged else len(dst)
     item = np.repeat(np.arange(items, dtype=np.int32), K if merged else 1)

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..backends._eager import eager
 from ._buffer import Buffer, check_open, per_rank, returned
-from ._eager import eager
 from ._geometry import Geometry
 from ._notice import WORDS, as_words, raise_first
 from ._plan import CommPlan, make_plan
@@ -40,7 +40,8 @@ def plan_dispatch(buffer: Buffer, topk: Any) -> Any:
     captured in CUDA graphs. A simulated buffer takes and gives one value per rank.
 
     >>> from shardalg.moe import simulate
-    >>> a, b = plan_dispatch(simulate(2, E=4, S=2, K=1, H=1, pad=2), [torch.tensor([[3], [3]]), torch.tensor([[3], [0]])])
+    >>> topk = [torch.tensor([[3], [3]]), torch.tensor([[3], [0]])]
+    >>> a, b = plan_dispatch(simulate(2, E=4, S=2, K=1, H=1, pad=2), topk)
     >>> a.dst.tolist(), b.dst.tolist(), a.experts_to_copy.tolist()
     ([2, 6], [7, 0], [[3, -1], [-1, -1]])
     """
@@ -114,13 +115,14 @@ def _plan(buffer: Buffer, shared: Shared, rank: int, mine: Routes, counts: Array
     experts, ends, fill = segments(g, shared, rank)
     groups, entries, used = duplicates(slots, g.NvS)
     values = {
-        "N": g.N, "R": g.R, "E": g.E, "B": g.B, "NvS": g.NvS, "K": g.K, "pad": g.pad, "S_r": len(mine.dst) // g.K,
-        "H": buffer.H, "layout": g.layout, "rank": rank, "dtype": buffer.dtype,
+        "N": g.N, "R": g.R, "E": g.E, "B": g.B, "NvS": g.NvS, "K": g.K, "pad": g.pad,
+        "S_r": len(mine.dst) // g.K, "H": buffer.H, "layout": g.layout, "rank": rank, "dtype": buffer.dtype,
     }  # fmt: skip
     arrays = {
         "dst": mine.dst, "experts_to_copy": shared.copies, "cu_seqlens": ends, "group_experts": experts,
         "zero_fill_ranges": fill, "remote_stats": remote_stats(g, shared, rank), "dup_groups": groups,
-        "dup_loffs": entries, "dup_counts": used, "recv_slots": slots, "send_routes": mine.sent, "recv_routes": counts,
+        "dup_loffs": entries, "dup_counts": used, "recv_slots": slots, "send_routes": mine.sent,
+        "recv_routes": counts,
         "send_rows": mine.rows, "recv_rows": count_by_run(slots >= 0, counts), "counts": shared.counts,
         "alloc": shared.alloc,
     }  # fmt: skip

@@ -110,7 +110,7 @@ def remote_experts(alloc: Array) -> Array:
     """``[E, R]``: whether a rank that is not the expert's home computes tokens of it."""
     experts, ranks = alloc.shape
     at_home = np.arange(experts)[:, None] // (experts // ranks) == np.arange(ranks)
-    return np.logical_and(alloc > 0, ~at_home)
+    return np.asarray((alloc > 0) & ~at_home)
 
 
 def _check_declared(policy: Policy, found: Array, bound: int, what: str, name: str) -> None:

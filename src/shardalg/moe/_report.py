@@ -21,8 +21,8 @@ BREAK_EVEN = 1000.0
 class Report:
     """Loads in routes per rank, traffic in rows per (source, destination), bytes where they say so.
 
-    ``rows`` (after deduplication) of a pair that no given plan knows is -1. ``lower_bound`` counts the distinct
-    (token, other rank) pairs of the given plans: no exchange of whole rows can send fewer.
+    ``rows`` (after deduplication) of a pair that no given plan knows is -1. ``lower_bound`` counts the
+    distinct (token, other rank) pairs of the given plans: no exchange of whole rows can send fewer.
     """
 
     loads_before: Row
@@ -65,17 +65,18 @@ class Report:
         return self.rows_saved >= self.break_even * max(self.copies_by_rank, default=0)
 
     def __str__(self) -> str:
-        verdict = "pay" if self.pays else "do not pay"
+        verdict, most = "pay" if self.pays else "do not pay", max(self.copies_by_rank, default=0)
+        routes, rows = _crossing(self.routes), _crossing(self.rows)
         return "\n".join(
             (
                 f"loads   {list(self.loads_before)} -> {list(self.loads_after)} rows,"
                 f" max/mean {self.imbalance_before:.3f} -> {self.imbalance_after:.3f}",
                 f"moved   {self.moved} tokens (at least {self.moved_at_least}), {self.copies} expert copies",
-                f"wire    {_crossing(self.routes)} routes -> {_crossing(self.rows)} rows of {self.row_bytes} bytes,"
+                f"wire    {routes} routes -> {rows} rows of {self.row_bytes} bytes,"
                 f" lower bound {self.lower_bound}",
                 f"padding {list(self.padding)} rows",
-                f"copies  {verdict}: {self.rows_saved} rows off the busiest rank, {max(self.copies_by_rank, default=0)}"
-                f" copies on one rank, break-even {self.break_even:g} rows per copy",
+                f"copies  {verdict}: {self.rows_saved} rows off the busiest rank, {most} copies on one rank,"
+                f" break-even {self.break_even:g} rows per copy",
             )
         )
 
@@ -130,8 +131,8 @@ def placements(plan: CommPlan) -> tuple[Experts, Experts]:
 
     >>> from shardalg.moe import plan_dispatch, simulate
     >>> import torch
-    >>> plans = plan_dispatch(simulate(2, E=4, S=2, K=1, H=1), [torch.tensor([[3], [3]]), torch.tensor([[3], [0]])])
-    >>> placements(plans[0])
+    >>> topk = [torch.tensor([[3], [3]]), torch.tensor([[3], [0]])]
+    >>> placements(plan_dispatch(simulate(2, E=4, S=2, K=1, H=1), topk)[0])
     (Experts({0: (0, 1), 1: (2, 3)}), Experts({0: (0, 1, 3), 1: (2, 3)}))
     """
     home = Experts.uniform(plan.E, plan.R)

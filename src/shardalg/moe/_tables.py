@@ -97,7 +97,8 @@ class Routes:
     """One source rank's routes: ``dst`` [S_r*K] as the plan stores it, and what it sends.
 
     ``order`` lists the real routes (flat indices) by (destination, token, k), ``code`` their slots there
-    (``-slot-1`` for all but the first of a token); ``sent`` [R] counts them, ``rows`` [R] the tokens among them.
+    (``-slot-1`` for all but the first of a token); ``sent`` [R] counts them, ``rows`` [R] the tokens
+    among them.
     """
 
     dst: Array

@@ -78,7 +78,7 @@ class Solo:
         return [list(mine[0])]
 
     def exchange(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Wait:
-        return lambda: None
+        return nothing
 
 
 class Simulated:
@@ -103,31 +103,24 @@ class Simulated:
         for d, receive in enumerate(receives):
             for s, into in enumerate(torch.split(receive.data, list(receive.splits))):
                 if into.numel() != parts[s][d].numel():
-                    raise TransferError(
-                        f"rank {s} sends {parts[s][d].numel()} bytes to rank {d}, which expects {into.numel()}"
-                    )
+                    sent, wanted = parts[s][d].numel(), into.numel()
+                    raise TransferError(f"rank {s} sends {sent} bytes to rank {d}, which expects {wanted}")
                 into.copy_(parts[s][d])
-        return lambda: None
+        return nothing
 
 
 class Grouped:
     """One rank of a ``torch.distributed`` process group, given as an object or by default."""
 
     many = False
+    closed = False
 
-    def __init__(
-        self, group: Any, device: torch.device | str | None = None, owner: Context | None = None
-    ) -> None:
+    def __init__(self, group: Any, device: torch.device | str | None = None) -> None:
         self.group = group
-        self.owner = owner
         self.size = group.size()
         self.ranks: tuple[int, ...] = (group.rank(),)
         self.device = torch.device(device) if device is not None else _device_of(group)
         self.counters = Counters()
-
-    @property
-    def closed(self) -> bool:
-        return self.owner is not None and self.owner.closed
 
     def all_gather(self, mine: Sequence[Sequence[int]]) -> list[list[int]]:
         self.counters.gathers += self.size > 1
@@ -141,7 +134,7 @@ class Grouped:
     def exchange(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Wait:
         count(self.counters, sends, self.size)
         if self.size == 1:
-            return lambda: None
+            return nothing
         (send,), (receive,) = sends, receives
         options = dist.AllToAllOptions()
         work = self.group.alltoall_base(
@@ -155,54 +148,67 @@ class Grouped:
 
 
 class Lent:
-    """A backend context, used for the messages of a buffer; closing it closes the buffer."""
+    """A backend context, used for the messages of a buffer; with it the buffer is closed, or fails."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
         self.size = len(context.peers)
         self.ranks = tuple(context.peers.index(r) for r in context.ranks)
-        self.many = len(context.ranks) > 1
+        self.many = not context.others
         self.device = torch.device(context.transport.device)
         self.counters = Counters()
 
     @property
     def closed(self) -> bool:
-        return self.context.closed
+        return self.context.closed or bool(self.context.failed)
 
     def all_gather(self, mine: Sequence[Sequence[int]]) -> list[list[int]]:
         self.counters.gathers += self.size > 1
-        if self.size == 1:
-            return [list(mine[0])]
-        said = self.context.transport.gather({r: as_words(row) for r, row in zip(self.context.ranks, mine)})
+        said = self.context.gather({r: as_bytes(row) for r, row in zip(self.context.ranks, mine)})
         return [list(struct.unpack(f"<{len(said[p]) // 8}q", said[p])) for p in self.context.peers]
 
     def exchange(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Wait:
         count(self.counters, sends, self.size)
-        if self.size > 1:
-            parts = zip(self.context.ranks, sends, receives)
-            self.context.transport.exchange(
-                {r: Exchange(s.data, list(s.splits), d.data, list(d.splits)) for r, s, d in parts}
-            )
-        return lambda: None
+        if self.size == 1:
+            return nothing
+        parts = {
+            rank: Exchange(send.data, list(send.splits), receive.data, list(receive.splits))
+            for rank, send, receive in zip(self.context.ranks, sends, receives)
+        }
+        start = getattr(self.context.transport, "start_exchange", None)
+        if start is None:
+            self.context.exchange(parts)
+            return nothing
+        wait = self._guarded(lambda: start(parts))
+        return lambda: self._guarded(wait)
+
+    def _guarded(self, talk: Callable[[], Any]) -> Any:
+        try:
+            return talk()
+        except TransferError as error:
+            raise self.context.broken(error) from error
 
 
-def transport_of(ctx: Any) -> Transport:
+def nothing() -> None:
+    """What there is to wait for when a message needs no waiting."""
+
+
+def transport_of(ctx: Any, device: torch.device | str | None = None) -> Transport:
     """The transport meant by None (one rank), a process group, a context or a transport itself."""
     if ctx is None:
-        return Solo()
+        return Solo("cpu" if device is None else device)
     if isinstance(ctx, Context):
-        group = getattr(ctx.transport, "group", None)
-        return Lent(ctx) if group is None else Grouped(group, ctx.transport.device, owner=ctx)
+        return Lent(ctx)
     if isinstance(ctx, Transport):
         return ctx
     if isinstance(ctx, dist.ProcessGroup) or hasattr(ctx, "alltoall_base"):
-        return Grouped(ctx)
+        return Grouped(ctx, device)
     raise InvalidMapError(
         f"a Buffer needs None (one rank), a process group, a context or a transport, got {type(ctx).__name__}"
     )
 
 
-def as_words(row: Sequence[int]) -> bytes:
+def as_bytes(row: Sequence[int]) -> bytes:
     """Integers as 8 bytes each."""
     return struct.pack(f"<{len(row)}q", *row)
 
@@ -222,7 +228,14 @@ def _wait(work: Any, *kept: torch.Tensor) -> None:
 
 
 def _device_of(group: Any) -> torch.device:
-    name = group.name() if callable(getattr(group, "name", None)) else str(group)
-    if "nccl" in str(name).lower():
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
+    """Where a group's tensors live, by the name of its backend."""
+    name = str(group.name()).lower()
+    kinds = {"gloo": "cpu", "mpi": "cpu", "nccl": "cuda", "xccl": "xpu"}
+    found = [kind for backend, kind in kinds.items() if backend in name]
+    if len(found) != 1:
+        raise InvalidMapError(
+            f"cannot tell the device of a process group with backend {name!r}; pass device="
+        )
+    if found[0] == "cpu":
+        return torch.device("cpu")
+    return torch.device(found[0], torch.get_device_module(found[0]).current_device())

@@ -19,7 +19,7 @@ Check = tuple[bool, str, Any]
 
 
 def verify(plan: CommPlan | Sequence[CommPlan], topk: Any) -> Answer:
-    """Whether ``plan`` is the plan of ``topk`` [S_r, K]: every route in a slot of its expert, every slot once.
+    """Whether ``plan`` is that of ``topk`` [S_r, K]: every route in a slot of its expert, every slot once.
 
     Takes one rank's plan and routing, or sequences with those of all ranks, which are then also
     compared with each other. A false answer says what is wrong and where. Needs no buffer and
@@ -180,7 +180,7 @@ def _codes_to(p: CommPlan, d: int) -> Array:
     dst = dst[dst != INT32_MIN]
     value = np.where(dst >= 0, dst, ~dst)
     here = value // p.NvS == d
-    return np.where(dst >= 0, value % p.NvS, ~(value % p.NvS))[here]
+    return np.asarray(np.where(dst >= 0, value % p.NvS, ~(value % p.NvS))[here])
 
 
 def _equal(what: str, found: Array, wanted: Array) -> Check:

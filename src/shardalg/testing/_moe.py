@@ -63,7 +63,8 @@ def routing(kind: str, seed: int, g: Geometry, tokens: list[int]) -> list[torch.
 
 @st.composite
 def geometries(draw: DrawFn, *, max_ranks: int = 4, max_experts: int = 3, max_tokens: int = 5) -> Geometry:
-    """Geometries of at most ``max_experts`` experts per rank, both layouts. Shrinks towards one rank, one token."""
+    """Geometries of at most ``max_experts`` experts per rank, both layouts. Shrinks towards one rank and
+    one token."""
     ranks, epn = draw(st.integers(1, max_ranks)), draw(st.integers(1, max_experts))
     copies = draw(st.sampled_from([None, epn]))
     tokens, K, pad = draw(st.integers(1, max_tokens)), draw(st.integers(1, 4)), draw(st.integers(1, 8))
