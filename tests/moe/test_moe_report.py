@@ -1,6 +1,7 @@
 """verify proves plans and finds every kind of lie; report counts; experts' copies are the same algebra."""
 
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from groups import on_threads
 from hypothesis import given
 
 import shardalg as sa
-from shardalg.moe import Buffer, placements, plan_dispatch, prefetch, report, simulate, verify
+from shardalg.moe import Buffer, placements, plan_dispatch, prefetch, reduce_grad, report, simulate, verify
 from shardalg.moe._plan import LEAVES
 from shardalg.testing import comm_plans
 from shardalg.testing._moe import ROUTINGS, routing
@@ -89,22 +90,45 @@ def test_reported_traffic_is_what_the_plans_send(drawn):
     assert str(r)
 
 
+SHAPES = {"w": (8, 3, 2), "bias": (8,)}
+
+
+def numbers(shape, start):
+    """Small integers, exact in every sum."""
+    return torch.arange(start, start + math.prod(shape), dtype=torch.float64).reshape(shape)
+
+
+def by_algebra(ctx, plan, shards):
+    return sa.run(ctx, sa.bind(ctx, plan), shards)
+
+
 @pytest.mark.parametrize("kind", ROUTINGS)
-def test_prefetch_is_the_transfer_between_two_placements(kind):
-    """prefetch(experts) = plan(home, home + slots), values and traffic, for every expert tensor."""
-    R, E, f = 4, 8, 3
-    buffer = simulate(R, E=E, S=6, K=2, H=1)
+def test_prefetch_and_reduce_grad_are_the_transfer_of_experts_and_its_adjoint(kind):
+    """prefetch = plan_experts(home, home + slots) on every tensor, the same elements on the wire; the
+    adjoint of that transfer, run on local and slot gradients, is reduce_grad."""
+    R = 4
+    buffer = simulate(R, E=8, S=6, K=2, H=1)
     plans = plan_dispatch(buffer, routing(kind, 1, buffer.geometry, [6] * R))
-    home, held = (sa.layout((E, f), p, ranks=R) for p in placements(plans[0]))
-    full = torch.arange(E * f, dtype=torch.float32).view(E, f)
-    shards = sa.extract(home, full)
-    move = sa.plan(home, held)
+    home, held = placements(plans[0])
+    moves = sa.plan_experts(home, held, SHAPES, source_ranks=range(R), target_ranks=range(R))
     ctx = sa.backends.simulate(R)
-    wanted = sa.run(ctx, sa.bind(ctx, move), shards)
+    own = {
+        name: sa.extract(sa.expert_layouts(home, SHAPES)[name], numbers(shape, 1))
+        for name, shape in SHAPES.items()
+    }
     before = buffer.transport.counters.bytes_sent
-    slots = prefetch(buffer, plans, [shards[r] for r in range(R)])
-    for r in range(R):
-        used = int((plans[0].experts_to_copy[r] >= 0).sum())
-        assert torch.equal(torch.cat([shards[r], slots[r][:used]]), wanted[r])
-        assert not slots[r][used:].any()
-    assert buffer.transport.counters.bytes_sent - before == 4 * move.stats.elements_crossing
+    slots = prefetch(buffer, plans, [{name: own[name][r] for name in SHAPES} for r in range(R)])
+    crossing = sum(move.stats.elements_crossing for move in moves.values())
+    assert buffer.transport.counters.bytes_sent - before == 8 * crossing
+    used = [int((row >= 0).sum()) for row in plans[0].experts_to_copy]
+    grads = [{n: numbers((2, *s[1:]), 10 + r) for n, s in SHAPES.items()} for r in range(R)]
+    slot_grads = [{n: numbers((2, *s[1:]), 50 + r) for n, s in SHAPES.items()} for r in range(R)]
+    total = reduce_grad(buffer, plans, slot_grads, grads)
+    for name, move in moves.items():
+        wanted = by_algebra(ctx, move, own[name])
+        packed = {r: torch.cat([grads[r][name], slot_grads[r][name][: used[r]]]) for r in range(R)}
+        summed = by_algebra(ctx, sa.adjoint(move), packed)
+        for r in range(R):
+            assert torch.equal(torch.cat([own[name][r], slots[r][name][: used[r]]]), wanted[r])
+            assert not slots[r][name][used[r] :].any()
+            assert torch.equal(total[r][name], summed[r])
