@@ -1,4 +1,4 @@
-"""The adjoint: ``<run(p, x), y> = <x, run(adjoint(p), y)>``, exact in integers; runs are differentiable by it."""
+"""The adjoint: ``<run(p, x), y> = <x, run(adjoint(p), y)>``, exact in integers; runs differentiate by it."""
 
 import itertools
 from fractions import Fraction

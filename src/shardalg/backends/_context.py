@@ -50,7 +50,7 @@ class Context:
         self.failed = ""
         self.runs = 0
         self.note = ""  # what an error of the present run must say besides
-        self.last_report: RunReport | None = None
+        self._report: RunReport | Callable[[], RunReport] | None = None
         self.others = tuple(p for p in transport.peers if p not in transport.ranks)  # held by other processes
         self._doing, self._word, self._touched = "bind", Word(0, -1, True), False
         self._owner = Owner()
@@ -66,6 +66,17 @@ class Context:
     @property
     def peers(self) -> tuple[int, ...]:
         return self.transport.peers
+
+    @property
+    def last_report(self) -> RunReport | None:
+        """What the last run that ended well did; None before the first."""
+        if callable(self._report):
+            self._report = self._report()
+        return self._report
+
+    def reports(self, make: Callable[[], RunReport]) -> None:
+        """Keep how to report the last run: bounds take time to count, so only who asks waits for it."""
+        self._report = make
 
     def __repr__(self) -> str:
         state = "closed " if self.closed else "failed " if self.failed else ""

@@ -37,7 +37,11 @@ class Ready:
             self.turns = self.rounds = _most(ctx, self.turns)
         self.leaving = _leaving(self.moved, ctx.ranks, self.rounds)
         self.word = hashlib.sha256(program.digest.encode()).digest()[:8]
-        self.lower_bound = None if self.partial else program.lower_bound
+
+    @cached_property
+    def lower_bound(self) -> int | None:
+        """The fewest bytes that any plan for the same layouts could put on the wire, where it is known."""
+        return None if self.partial or self.sums else self.program.lower_bound
 
     def round_of(self, turn: int) -> int:
         """The round that a turn is part of."""

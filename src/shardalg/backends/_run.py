@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from typing import Any, NamedTuple, TypeAlias
@@ -88,7 +89,10 @@ def run_async(
         if ready is not None:
             ready()
         with torch.inference_mode(inference):
-            return perform(ctx, bound.program, shards, out, call)
+            performed = perform(ctx, bound.program, shards, out, call)
+        if ready is not None:
+            ctx.transport.settle()  # type: ignore[attr-defined]
+        return performed
 
     return Handle(ctx._lane.start(work))
 
@@ -172,8 +176,9 @@ def perform(ctx: Context, program: Program, shards: Shards, out: Shards, call: C
             ctx.at("closing", Word(number, ready.rounds, False), touched=out is not None)
             _raise_wrong(ctx, ready, closed(ctx, wrong), out is not None)
     ctx.at("idle", Word(number, ready.rounds, True))
-    ctx.last_report = _report(ready, call.tag, number, clock)
-    log.debug("%s", ctx.last_report)
+    ctx.reports(lambda: _report(ready, call.tag, number, clock))
+    if log.isEnabledFor(logging.DEBUG):
+        log.debug("%s", ctx.last_report)
     return Performed(job, past)
 
 

@@ -17,10 +17,13 @@ from ._strategies import spaces as spaces
 from ._strategies import stretches as stretches
 
 _MOE = ("comm_plans", "geometries", "moe_buffers", "routings")
+_BACKEND = ("CHECKS", "backend_suite")
 
 
 def __getattr__(name: str) -> Any:
-    """Strategies of MoE plans load torch, so they load on first use: Hypothesis imports this package."""
+    """What loads torch loads on first use: Hypothesis imports this package."""
     if name in _MOE:
         return getattr(importlib.import_module("._moe", __name__), name)
+    if name in _BACKEND:
+        return getattr(importlib.import_module("._backend_suite", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
