@@ -14,9 +14,9 @@ BOUND = 2**62 - 2
 class Limits:
     """How much an operator may produce or try before it raises ``LimitError``.
 
-    ``pieces`` of one map, candidate ``pairs`` of pieces, solver ``steps`` (digits looked at in
-    the branches of the exact integer solver, a few seconds per million), ``copies`` of one plan and ``plan_bytes`` (bytes the plan keeps).
-    Exceeding one raises; nothing is ever truncated.
+    ``pieces`` of one map, candidate ``pairs`` of pieces, solver ``steps`` (digits looked at in the
+    branches of the exact integer solver, a few seconds per million), ``copies`` of one plan and
+    ``plan_bytes`` (bytes the plan keeps). Exceeding one raises; nothing is ever truncated.
 
     >>> Limits(copies=1000).copies
     1000

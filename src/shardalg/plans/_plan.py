@@ -136,7 +136,8 @@ def verify_plan(plan: TransferPlan, limits: Limits = Limits()) -> None:
     right = count_common(brought, target, limits, Budget(limits))
     if right != copies.size or brought.size != copies.size:
         raise InvalidMapError(
-            f"{copies.size - right} of the {copies.size} elements that the copies move are not what their slots want"
+            f"{copies.size - right} of the {copies.size} elements that the copies move are not"
+            " what their slots want"
         )
     if plan.rank is None and plan.missing == "error" and copies.size != target.size:
         raise InvalidMapError(f"the copies write {copies.size} of the {target.size} slots of the target")
