@@ -2,8 +2,9 @@
 
 The list loop is the specification word for word over plain Python lists: it walks the group's routes and
 makes one rank's tables. Ours makes the same tables as that rank does in a group: from the gathered
-counts, its own routes, and the slot lists it receives; the messages are replayed from memory. "own part" is a loop
-given exactly what ours is given; "all ranks by ours" makes the tables of all eight in one process, against the loop's one.
+counts, its own routes, and the slot lists it receives; the messages are replayed from memory. "own part"
+is a loop given exactly what ours is given; "all ranks by ours" makes the tables of all eight in one
+process, against the loop's one.
 """
 
 from __future__ import annotations
@@ -121,7 +122,9 @@ def list_alloc(total: list[int], epn: int) -> list[list[int]]:
     """The exact policy."""
     tokens = sum(total)
     alloc = [[n if d == e // epn else 0 for d in range(RANKS)] for e, n in enumerate(total)]
-    balance = [sum(total[h * epn : (h + 1) * epn]) - tokens // RANKS - (h < tokens % RANKS) for h in range(RANKS)]
+    balance = [
+        sum(total[h * epn : (h + 1) * epn]) - tokens // RANKS - (h < tokens % RANKS) for h in range(RANKS)
+    ]
     moves: dict[int, dict[int, int]] = {}
     while max(balance) > 0:
         h, u = balance.index(max(balance)), balance.index(min(balance))
@@ -131,7 +134,7 @@ def list_alloc(total: list[int], epn: int) -> list[list[int]]:
     for h, wanted in moves.items():
         rest = total[h * epn : (h + 1) * epn]
         while max(wanted.values()) > 0:
-            d = min((r for r in wanted if wanted[r] == max(wanted.values())))
+            d = min(r for r in wanted if wanted[r] == max(wanted.values()))
             i = rest.index(max(rest))
             t = min(rest[i], wanted[d])
             rest[i] -= t
@@ -193,7 +196,12 @@ def main() -> int:
     table = [
         row("one rank", ours, lambda: list_loop(rank, every, plan.NvS), rounds, GOAL),
         row("one rank, own part", ours, lambda: own_part(*own), rounds),
-        row("all ranks by ours", lambda: plan_dispatch(group, topk), lambda: list_loop(rank, every, plan.NvS), rounds),
+        row(
+            "all ranks by ours",
+            lambda: plan_dispatch(group, topk),
+            lambda: list_loop(rank, every, plan.NvS),
+            rounds,
+        ),
     ]
     return 0 if report("M1 planning with duplicate tables", table, options.json) else 1
 

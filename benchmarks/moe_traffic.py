@@ -1,7 +1,7 @@
-"""M3, M4: exact counters. The busiest rank computes its capacity; the wire carries distinct (token, rank) pairs.
+"""M3, M4: exact counters. The busiest rank computes its capacity; the wire carries distinct pairs.
 
-Rows per rank before and after balancing, for four routings, and the rows that cross ranks: one per route, one per
-distinct pair (the lower bound), and what the transport really counted.
+Rows per rank before and after balancing, for four routings, and the rows that cross ranks: one per route,
+one per distinct (token, rank) pair (the lower bound), and what the transport really counted.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def row(name: str, topk: list[torch.Tensor]) -> dict[str, Any]:
     busiest = max(found.loads_after)
     return {
         "routing": name, "busiest before": max(found.loads_before), "after": busiest, "capacity": S * K,
-        "copies": found.copies, "moved": found.moved, "at least": found.moved_at_least, "routes crossing": routes,
-        "pairs crossing": pairs, "rows sent": wire, "ok": busiest == S * K and wire == pairs,
+        "copies": found.copies, "moved": found.moved, "at least": found.moved_at_least,
+        "routes crossing": routes, "pairs crossing": pairs, "rows sent": wire, "ok": busiest == S * K and wire == pairs,
     }  # fmt: skip
 
 

@@ -125,12 +125,51 @@ def test_no_copy_slots_at_all():
 
 
 def test_staging_memory_is_reused():
-    """From the second call on, the pool serves all staging of equal size."""
+    """From the second call on, the pool serves all staging and results of equal size."""
     buffer = simulate(2, **SHAPE)
     plans = plan_dispatch(buffer, W)
     hidden = [torch.zeros(3, 2)] * 2
     there_and_back(buffer, plans, hidden)
-    held = {block.data_ptr() for block in buffer._pool}
+    pool = buffer.pool
+    held = {block.data_ptr() for block in (*pool.staging, *pool.results)}
     for _ in range(3):
         there_and_back(buffer, plans, hidden)
-    assert {block.data_ptr() for block in buffer._pool} == held
+    assert {block.data_ptr() for block in (*pool.staging, *pool.results)} == held
+    buffer.close()
+    assert not pool.staging and not pool.results
+
+
+@pytest.mark.parametrize("hold", [lambda t: t, lambda t: t[1:2], lambda t: t.numpy(), lambda t: t.T])
+def test_memory_of_a_result_is_not_reused_while_anything_holds_it(hold):
+    buffer = Buffer(None, **SHAPE)
+    plan = plan_dispatch(buffer, W[0])
+    kept = hold(dispatch(buffer, plan, torch.ones(3, 2))[0])
+    before = kept.copy() if hasattr(kept, "copy") else kept.clone()
+    for n in range(3):
+        dispatch(buffer, plan, torch.full((3, 2), float(n)))
+    assert (kept == before).all()
+
+
+def test_results_are_tensors_of_their_own():
+    """They may be changed in place under autograd, like any result."""
+    buffer = Buffer(None, **SHAPE)
+    plan = plan_dispatch(buffer, W[0])
+    x = torch.ones(3, 2, requires_grad=True)
+    rows, _ = dispatch(buffer, plan, x)
+    assert not rows._is_view() and rows._base is None
+    rows.mul_(3.0)
+    rows[0] = 0.0
+    combine(buffer, plan, rows)[0].sum().backward()
+    assert x.grad.sum() == 3.0 * 2 * 5
+    with torch.inference_mode():
+        combine(buffer, plan, dispatch(buffer, plan, torch.ones(3, 2))[0])
+
+
+def test_memory_of_a_result_is_not_reused_while_a_graph_needs_it():
+    buffer = Buffer(None, **SHAPE)
+    plan = plan_dispatch(buffer, W[0])
+    x = torch.ones(3, 2, requires_grad=True)
+    loss = dispatch(buffer, plan, x)[0].square().sum()
+    dispatch(buffer, plan, torch.full((3, 2), 9.0))
+    loss.backward()
+    assert torch.equal(x.grad, torch.full((3, 2), 4.0))

@@ -11,6 +11,7 @@ import torch
 from .._errors import InvalidMapError, ProvenanceError, UnsupportedError
 from ._geometry import LAYOUTS, Geometry, geometry
 from ._plan import CommPlan, Owner, Seal, owned_seal
+from ._pool import Pool
 from ._transport import Simulated, Transport, transport_of
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2)
@@ -60,7 +61,7 @@ class Buffer:
         )
         self.closed = False
         self._owner = Owner()
-        self._pool: list[torch.Tensor] = []
+        self.pool = Pool(self.transport.device)
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -74,9 +75,9 @@ class Buffer:
         return f"<{'closed ' if self.closed else ''}Buffer of {self.geometry} holding ranks {self.ranks}>"
 
     def close(self) -> None:
-        """Frees staging memory; plans of this buffer are refused from now on. The group stays open."""
+        """Frees kept memory; plans of this buffer are refused from now on. The group stays open."""
         self.closed = True
-        self._pool.clear()
+        self.pool.clear()
 
     def __enter__(self) -> Buffer:
         return self
@@ -86,19 +87,6 @@ class Buffer:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise UnsupportedError("a Buffer is a live context and cannot be copied or pickled; make another one")
-
-    def take(self, size: int) -> torch.Tensor:
-        """A staging block of at least ``size`` bytes, from the pool where one fits."""
-        fitting = [i for i, block in enumerate(self._pool) if block.numel() >= size]
-        if fitting:
-            return self._pool.pop(min(fitting, key=lambda i: self._pool[i].numel()))
-        with torch.inference_mode(False):
-            return torch.empty(size + size // 8 + 64, dtype=torch.uint8, device=self.device)
-
-    def give(self, *blocks: torch.Tensor) -> None:
-        """Returns staging blocks; the largest few are kept."""
-        if not self.closed:
-            self._pool = sorted([*self._pool, *blocks], key=torch.Tensor.numel)[-8:]
 
 
 def simulate(ranks: int, **shape: Any) -> Buffer:

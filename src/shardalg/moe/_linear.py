@@ -160,11 +160,11 @@ class _Outward:
     def land(self) -> list[torch.Tensor]:
         outs = []
         for (low, high), x in zip(self.columns, self.xs):
-            out = x.new_empty((self.table.slots, *x.shape[1:]))
+            out = self.buffer.pool.result((self.table.slots, *x.shape[1:]), x.dtype)
             into = as_bytes(flat(out, self.table.slots))
             torch.index_select(self.landed[:, low:high], 0, self.table.place, out=into)
             outs.append(out)
-        self.buffer.give(self.packed, self.landing)
+        self.buffer.pool.give(self.packed, self.landing)
         return outs
 
 
@@ -214,14 +214,12 @@ class _Homeward:
             rows = self.landed[:, low:high].contiguous().view(wire)
             kind = summing(dtype)
             shape = (self.table.items, rows.shape[1])
-            total = (
-                rows.new_empty(shape, dtype=kind)
-                if base is None
-                else flat(base, shape[0]).to(kind, copy=True)
-            )
+            total = self.buffer.pool.result(shape, kind)
+            if base is not None:
+                total.copy_(flat(base, shape[0]))
             sum_rows(rows, self.table.home, 0, total, fresh=base is None)
             outs.append(total.to(dtype).view(self.table.items, *x.shape[1:]))
-        self.buffer.give(self.packed, self.landing)
+        self.buffer.pool.give(self.packed, self.landing)
         return outs
 
 
@@ -241,7 +239,7 @@ def columns(widths: Sequence[int]) -> list[tuple[int, int]]:
 
 def staged(buffer: Buffer, rows: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
     """A pooled block and [rows, width] bytes of it."""
-    block = buffer.take(rows * width)
+    block = buffer.pool.take(rows * width)
     return block, block[: rows * width].view(rows, width)
 
 
