@@ -218,7 +218,8 @@ def choose(transport: DeviceTransport, asked: str | None = None) -> Strategy:
 
 def self_test(transport: DeviceTransport, strategy: Strategy) -> list[int]:
     """Ranks where the strategy brought other bytes than were sent. Collective."""
-    right = all([_probe(transport, strategy, turn) for turn in range(2)])  # a list: all ranks take every turn
+    turns = [_probe(transport, strategy, turn) for turn in range(2)]  # all ranks take every turn
+    right = all(turns)
     said = transport.gather({transport.ranks[0]: b"\1" if right else b"\0"})
     return [r for r, word in said.items() if word != b"\1"]
 

@@ -31,7 +31,8 @@ from ._transport import Buffers, Meanwhile, Outgoing, Strategy
 
 HALF = 4 << 20
 WORD = 8  # a word of its own cache line every 8 words
-NONCE, READY, READ, CLOSED = (WORD * k for k in range(4))
+NONCE, READY, READ, CLOSED, POSTED, POST = (WORD * k for k in range(6))  # two lines of post
+STARTS = POST + 2 * WORD
 ORDERED = ("x86_64", "AMD64")  # processors that keep writes in order
 SPINS = 200  # looks before the clock is asked
 PATIENCE = 0.02  # seconds of yielding before a waiter begins to sleep
@@ -51,13 +52,18 @@ class Segment:
 
     def starts(self, turn: int) -> Any:
         """The first byte of the message to each peer, for the half of a turn."""
-        first = 4 * WORD + turn % 2 * self.ranks
+        first = STARTS + turn % 2 * self.ranks
         return self.words[first : first + self.ranks]
+
+    def post(self, number: int) -> Any:
+        """Room for a short word to everybody, as bytes."""
+        first = POST + number % 2 * WORD
+        return self.words[first : first + WORD].view(np.uint8)
 
 
 def _words(ranks: int) -> int:
     """Words before the messages: whole pages."""
-    return -(-(4 * WORD + 2 * ranks) // 512) * 512
+    return -(-(STARTS + 2 * ranks) // 512) * 512
 
 
 def _size(ranks: int) -> int:
@@ -119,7 +125,7 @@ class Shared:
         self.name = "mixed" if len(near) + 1 < mine.ranks else "shared"
         self._seconds = far.timeout.total_seconds()
         self._alive = {p: _watch(process) for p, process in processes.items()}
-        self._turn = 0
+        self._turn = self._posts = 0
         self._readers: list[list[int]] = [[], []]  # who reads each half
 
     def outbox(self, rank: int, size: int, buffers: Buffers) -> torch.Tensor:
@@ -152,6 +158,23 @@ class Shared:
     def release(self) -> None:
         self.mine.words[READ] = self._turn
 
+    def takes(self, word: bytes) -> bool:
+        """Whether ``post`` can carry a word: everybody is near, and it is short."""
+        return self.name == "shared" and len(word) <= 8 * WORD
+
+    def post(self, word: bytes) -> list[bytes]:
+        """A short word to everybody, and everybody's, by position; all of one size. A line is written
+        again two posts later, when everybody has posted since and so has read it."""
+        self._posts += 1
+        number, size = self._posts, len(word)
+        self.mine.post(number)[:size] = np.frombuffer(word, np.uint8)
+        self.mine.words[POSTED] = number
+        said = {self.position: word}
+        for p, its in self.near.items():
+            self._wait(p, POSTED, number)
+            said[p] = its.post(number)[:size].tobytes()
+        return [said[p] for p in range(self.mine.ranks)]
+
     def _wait(self, peer: int, word: int, turn: int) -> None:
         """Yield, then sleep, until a peer's word has come to ``turn``; give up when it is gone or late."""
         words = self.near[peer].words
@@ -175,6 +198,7 @@ class Shared:
 
     def close(self) -> None:
         """Tell the peers. The memory goes with the last process that sees it."""
+        self.far.close()
         self.mine.words[CLOSED] = 1
         for file in self._alive.values():
             if file is not None:
