@@ -18,7 +18,7 @@ import shardalg as sa
 
 TIMEOUT = 5.0  # seconds a message may take
 PATIENCE = 60.0  # seconds before a test is given up
-PRELOAD = ["torch", "torch.distributed", "shardalg.backends", "worlds"]
+PRELOAD = ["torch", "torch.distributed", "shardalg.backends", "worlds", "torch_groups"]
 
 
 class Outcome(NamedTuple):

@@ -115,7 +115,9 @@ def to_placements(m: AffineMap, mesh: Mesh) -> tuple[Any, ...]:
     if len(m.codomain) != 1 or any(b.name for b in m.domain.boxes):
         raise UnsupportedError("a DTensor is one tensor with one shard per rank; take the tensors one by one")
     if sorted(m.ranks) != sorted(grid.reshape(-1).tolist()):
-        raise UnsupportedError(f"the layout has ranks {m.ranks}, the mesh {sorted(grid.reshape(-1).tolist())}")
+        raise UnsupportedError(
+            f"the layout has ranks {m.ranks}, the mesh {sorted(grid.reshape(-1).tolist())}"
+        )
     lists = {rank: _index_lists(m, rank) for rank in m.ranks}
     for cut in _searched(m.logical_shape, grid, lists):
         shapes = {int(grid[place]): tuple(map(len, its)) for place, its in cut.held.items()}
@@ -147,12 +149,14 @@ def _why_not(m: AffineMap, lists: Mapping[int, _Lists]) -> str:
     """The first rank whose shard no cut of axes could give, or what all cuts have in common."""
     for rank, its in lists.items():
         for axis, indices in enumerate(its or ()):
-            if (np.diff(indices) <= 0).any() or (indices < 0).any():
-                first = np.flatnonzero((np.diff(indices) <= 0) | (indices[1:] < 0) | (indices[:-1] < 0))[0]
-                pair = indices[first : first + 2].tolist()
+            if (indices < 0).any():
+                return f"rank {rank} has padding along axis {axis}, and placements pad nothing"
+            turns = np.flatnonzero(np.diff(indices) <= 0)
+            if len(turns):
+                first, second = indices[turns[0] : turns[0] + 2].tolist()
                 return (
-                    f"rank {rank} holds {pair[0]} and then {pair[1]} along axis {axis} (-1 is padding), and"
-                    " placements keep the order and pad nothing"
+                    f"rank {rank} holds {first} and then {second} along axis {axis}, and placements keep the"
+                    " order"
                 )
     scales = sorted({p.scale for p in m.pieces} - {1})
     if scales:
@@ -215,9 +219,7 @@ def _factors(extents: Sequence[int], mesh: Shape, known: bool) -> list[int]:
     return [factor for factor in ways.values() if factor > 1]
 
 
-def _extended(
-    cut: _Cut, placement: Any, size: int, here: Mapping[tuple[int, ...], _Lists]
-) -> _Cut | None:
+def _extended(cut: _Cut, placement: Any, size: int, here: Mapping[tuple[int, ...], _Lists]) -> _Cut | None:
     """A cut with one more placement, if that agrees with what is held."""
     held: dict[tuple[int, ...], tuple[IntArray, ...]] = {}
     for place, its in cut.held.items():
@@ -234,7 +236,7 @@ def _parts(its: tuple[IntArray, ...], placement: Any, size: int) -> list[tuple[I
     if isinstance(placement, Replicate):
         return [its] * size
     axis = placement.dim
-    factor = placement.split_factor if isinstance(placement, _StridedShard) else 1
+    factor = int(placement.split_factor) if isinstance(placement, _StridedShard) else 1
     got: list[list[IntArray]] = [[] for _ in range(size)]
     for chunk in _chunked(its[axis], factor):
         for mine, part in zip(got, _chunked(chunk, size)):
@@ -256,7 +258,10 @@ def to_dtensor(m: AffineMap, shards: Mapping[int, torch.Tensor], mesh: Any) -> D
     return _dtensor(m, shards, mesh, to_placements(m, mesh))
 
 
-def _dtensor(m: AffineMap, shards: Mapping[int, torch.Tensor], mesh: Any, placements: Sequence[Any]) -> DTensor:
+def _dtensor(
+    m: AffineMap, shards: Mapping[int, torch.Tensor], mesh: Any, placements: Sequence[Any]
+) -> DTensor:
+    """The DTensor of this process's shard under placements that are known to give the layout."""
     sharded(m, shards)
     rank = dist.get_rank()
     if rank in m.ranks and rank not in shards:

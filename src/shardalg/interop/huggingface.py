@@ -33,7 +33,9 @@ STYLES = (*CUTS, *PACKED, *WHOLE)
 PARTS = 2  # tensors in a packed one: gate and up
 
 
-def layouts_from_tp_plan(plan: Mapping[str, str], shapes: Mapping[str, Any], ranks: Any) -> dict[str, AffineMap]:
+def layouts_from_tp_plan(
+    plan: Mapping[str, str], shapes: Mapping[str, Any], ranks: Any
+) -> dict[str, AffineMap]:
     """The layout of each tensor ``{name: shape}`` under a plan ``{pattern: style}`` on ``ranks`` ranks.
 
     A tensor goes by the pattern that equals its name, or its module's name, with every number between
@@ -41,24 +43,26 @@ def layouts_from_tp_plan(plan: Mapping[str, str], shapes: Mapping[str, Any], ran
     are cut alike. Biases of row-wise layers are whole. Raises ``InvalidMapError`` where packed halves or
     experts do not come out even, and where a plan cuts something and matches no tensor at all.
 
+    >>> plan = {"layers.*.mlp.up": "colwise", "layers.*.mlp.down": "rowwise"}
     >>> shapes = {"layers.0.mlp.up.weight": (6, 4), "layers.0.mlp.down.weight": (4, 6), "norm.weight": (4,)}
-    >>> found = layouts_from_tp_plan({"layers.*.mlp.up": "colwise", "layers.*.mlp.down": "rowwise"}, shapes, 2)
+    >>> found = layouts_from_tp_plan(plan, shapes, ranks=2)
     >>> [m.shard_shape(0) for m in found.values()]
     [(3, 4), (4, 3), (4,)]
     """
-    for pattern, style in plan.items():
-        _require_known(pattern, style)
-    found = {name: pattern_of(name, plan) for name in shapes}
-    _require_matches(plan, found)
+    for key, word in plan.items():
+        _require_known(key, word)
+    patterns = {name: pattern_of(name, plan) for name in shapes}
+    _require_matches(plan, patterns)
     made: dict[Any, AffineMap] = {}
-    for name, pattern in found.items():
-        style = "replicate" if pattern is None else plan[pattern]
+    found = {}
+    for name, pattern in patterns.items():
+        style = plan[pattern] if pattern is not None else "replicate"
         shape = as_shape(shapes[name], f"the shape of {name!r}")
-        key = (style, name.rpartition(".")[2] == "bias", shape)
-        if key not in made:
-            made[key] = _layout(name, pattern, style, shape, ranks)
-        found[name] = made[key]  # type: ignore[assignment]
-    return found  # type: ignore[return-value]
+        same = (style, name.rpartition(".")[2] == "bias", shape)
+        if same not in made:
+            made[same] = _layout(name, pattern, style, shape, ranks)
+        found[name] = made[same]
+    return found
 
 
 def _require_known(pattern: str, style: Any) -> None:
