@@ -153,6 +153,22 @@ def test_replicas_are_compared_as_bytes():
         rebuild(both, {0: torch.tensor([0.0, 1.0]), 1: torch.tensor([-0.0, 1.0])})
 
 
+def twice_in_one_block() -> AffineMap:
+    """Rank 0 holds the two elements one after the other, three times over."""
+    piece = Piece((3, 2), Side(0, (2, 1), 0), Side(0, (0, 1)))
+    return AffineMap.from_pieces(Space.shards({0: (3, 2)}), Space.logical((2,)), [piece])
+
+
+def test_replicas_within_one_block_are_compared_too():
+    m = twice_in_one_block()
+    shard = torch.tensor([[1, 2], [1, 2], [1, 2]])
+    assert rebuild(m, {0: shard}).tolist() == rebuild(m, {0: shard.numpy()}).tolist() == [1, 2]
+    shard[2, 1] = 3
+    for given_shard in (shard, shard.numpy()):
+        with pytest.raises(InvalidMapError, match=r"ranks \(0,\) hold element 1 "):
+            rebuild(m, {0: given_shard})
+
+
 @given(one=recut(layouts(scaled=False)))
 def test_any_replica_that_differs_is_found(one):
     """Change one slot whose element another slot holds too: rebuild must refuse."""

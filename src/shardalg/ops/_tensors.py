@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -98,9 +99,29 @@ def rebuild(layout: AffineMap, shards: Mapping[int, Any]) -> Any:
     once = layout.injective
     for b in layout.codomain.boxes:
         its = [s for s in strips(layout) if s.element.name == b.name]
+        its = its if once else [part for s in its for part in _apart(s)]
         like = boxes[its[0].slot.key] if its else sample
         full[b.name] = _rebuilt(layout, b, its, boxes, like, once)
     return full[""] if list(full) == [""] else full
+
+
+def _apart(s: Strip) -> Iterator[Strip]:
+    """A strip in parts that hold no element twice, so that its own replicas are compared too."""
+    span, twice = 0, []
+    for k in sorted(range(len(s.shape)), key=lambda k: abs(s.element_strides[k])):
+        step = abs(s.element_strides[k])
+        if step > span:
+            span += step * (s.shape[k] - 1)
+        else:
+            twice.append(k)
+    rest = [k for k in range(len(s.shape)) if k not in twice]
+    shape, slots, elements = (tuple(x[k] for k in rest) for x in (s.shape, s.slot_strides, s.element_strides))
+    for index in product(*(range(s.shape[k]) for k in twice)):
+        yield s._replace(
+            shape=shape, slot_strides=slots, element_strides=elements,
+            slot_offset=s.slot_offset + sum(i * s.slot_strides[k] for i, k in zip(index, twice)),
+            element_offset=s.element_offset + sum(i * s.element_strides[k] for i, k in zip(index, twice)),
+        )  # fmt: skip
 
 
 def _rebuilt(
@@ -178,7 +199,7 @@ def sharded(layout: AffineMap, shards: Mapping[int, Any]) -> Sharded:
         raise InvalidMapError(f"the layout has ranks {layout.ranks}; shards are given for {extra}")
     for b in layout.domain.boxes:
         if b.rank in shards:
-            _shard_of(shards[b.rank], b)
+            _shard_of(shards[b.rank], b)  # type: ignore[index]
     return Sharded(dict(shards), layout)
 
 
