@@ -249,7 +249,9 @@ WRONG = {
     "no ranks": (lambda r: sa.identity(sa.Space.logical((2,))), "ranks"),
     "one layout, several": (lambda r: part(rows(3), r) if r else {"a": part(rows(3), r)}, "by name"),
     "two elements in a slot": (
-        lambda r: sa.union(part(rows(3), r), sa.translate(part(rows(3), r), codomain=(1 if r < 2 else -1, 0))),
+        lambda r: sa.union(
+            part(rows(3), r), sa.translate(part(rows(3), r), codomain=(1 if r < 2 else -1, 0))
+        ),
         "layout",
     ),
 }
