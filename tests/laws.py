@@ -27,7 +27,7 @@ from shardalg.testing import (
 )
 
 # for the few tests that pit the engine against walking: more cases than a law needs
-many = settings(max_examples=6 * settings.default.max_examples)
+many = settings(max_examples=3 * settings.default.max_examples)
 
 
 def randoms() -> SearchStrategy[Random]:

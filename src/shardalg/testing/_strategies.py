@@ -9,21 +9,38 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import cache
 from typing import Any
 
+import numpy as np
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from .._limits import BOUND
-from ..maps import AffineMap, Box, Piece, Side, Space
+from .._torch import torch
+from ..maps import AffineMap, Box, Piece, Sharded, Side, Space
 from ..maps._map import with_table
 from ..maps._space import Shape
 from ..maps._table import empty_table
-from ..ops import layout, nest, relabel, subtract, union
+from ..ops import (
+    context_parallel,
+    extract,
+    gate_up,
+    is_surjective,
+    layout,
+    nest,
+    padded_vocabulary,
+    predivided_bias,
+    qkv_codegen,
+    relabel,
+    subtract,
+    union,
+)
+from ..ops import sharded as with_layout
 from ..placements import (
+    Attention,
     BlockGather,
     Custom,
     Cyclic,
@@ -37,7 +54,7 @@ from ..placements import (
 )
 
 SCALES = tuple(Fraction(*terms) for terms in ((1, 1), (2, 1), (1, 2), (1, 3), (2, 3), (-1, 1)))
-STRETCHES = (1, 1, 1, 3, 2**31 - 1, 2**31 + 1, 2**59 + 1)
+STRETCHES = (1, 1, 1, 3, 2**31 - 1, 2**31 + 1, 2**60 - 1, 2**60 - 1)
 NAMES = ("", "a", "b")
 
 
@@ -194,7 +211,7 @@ def _kept(
 
 
 def stretches(*, max_size: int = 4) -> SearchStrategy[int]:
-    """Factors for addresses of boxes of ``max_size`` slots: mostly 1, also near 2**31 and 2**59 where
+    """Factors for addresses of boxes of ``max_size`` slots: mostly 1, also near 2**31 and 2**60 where
     that stays in bounds. Shrinks towards 1."""
     return st.sampled_from([s for s in STRETCHES if s * max_size <= BOUND])
 
@@ -243,25 +260,22 @@ def placements(
     not divide, empty and padded shards, uneven replicas, segments. Shrinks towards
     ``Replicate()``."""
     shape = tuple(shape)
-    whole = [_replicates(scaled), st.builds(Flat, st.integers(1, 4))]
-    if not shape:
-        return st.one_of(whole)
-    along = st.integers(0, len(shape) - 1).flatmap(lambda axis: _along(shape, axis, ranks, scaled))
-    experts = _lists_by_rank(shape[0], ranks).map(Experts)
-    return st.one_of([*whole[:1], along, experts, *whole[1:], _customs(shape, ranks)])
+    ways = [_replicates(scaled), st.builds(Flat, st.integers(1, 4)), _customs(shape, ranks)]
+    for axis in range(len(shape)):
+        ways += [*_along(shape, axis, ranks), _segments(shape, axis, ranks, scaled)]
+    if shape:
+        ways.append(_lists_by_rank(shape[0], ranks).map(Experts))
+    return st.one_of(ways)
 
 
 def _replicates(scaled: bool) -> SearchStrategy[Placement]:
     return st.builds(Replicate, scales() if scaled else st.just(Fraction(1)))
 
 
-def _along(shape: Shape, axis: int, ranks: int, scaled: bool, depth: int = 1) -> SearchStrategy[Placement]:
+def _along(shape: Shape, axis: int, ranks: int) -> list[SearchStrategy[Placement]]:
     """Placements that cut one axis and keep the others whole."""
     n = shape[axis]
-    simple = [_replicates(scaled), *_even(axis), _sized(n, axis, ranks), _gathers(n, axis, ranks)]
-    if depth:
-        simple.append(_segments(shape, axis, ranks, scaled))
-    return st.one_of(simple)
+    return [*_even(axis), _sized(n, axis, ranks), _gathers(n, axis, ranks)]
 
 
 def _even(axis: int) -> list[SearchStrategy[Placement]]:
@@ -289,7 +303,7 @@ def _gathers(draw: DrawFn, n: int, axis: int, ranks: int) -> Placement:
 
 def _lists_by_rank(count: int, ranks: int) -> SearchStrategy[dict[int, list[int]]]:
     """Ids below ``count`` for each rank, in any order, replicated, left out."""
-    ids = st.lists(st.integers(0, count - 1), max_size=count, unique=True) if count else st.just([])
+    ids = st.builds(lambda order, most: order[:most], st.permutations(range(count)), st.integers(0, count))
     return st.fixed_dictionaries(dict.fromkeys(range(ranks), ids))
 
 
@@ -300,7 +314,7 @@ def _segments(draw: DrawFn, shape: Shape, axis: int, ranks: int, scaled: bool) -
     parts = []
     for size in (cut, n - cut):
         inner = (*shape[:axis], size, *shape[axis + 1 :])
-        parts.append((size, draw(_along(inner, axis, ranks, scaled, depth=0))))
+        parts.append((size, draw(st.one_of(_replicates(scaled), *_along(inner, axis, ranks)))))
     return Segments(axis, tuple(parts))
 
 
@@ -320,14 +334,24 @@ def layouts(
     max_ranks: int = 3,
     max_size: int = 6,
     scaled: bool = True,
+    complete: bool = False,
 ) -> AffineMap:
     """Layouts of one tensor (of ``shape``, or drawn): one placement, a mesh of two, a layout
-    whose ranks are renamed with gaps, or one cut again. Shrinks towards a tensor held whole by
-    rank 0."""
+    whose ranks are renamed with gaps, one cut again, or one named after what real models do.
+    ``complete``: every element is held. Shrinks towards a tensor held whole by rank 0."""
     tensor = draw(shapes(max_size=max_size)) if shape is None else tuple(shape)
     ranks = draw(st.integers(1, max_ranks))
+    made = draw(_layouts(tensor, ranks, scaled))
+    return made if not complete or is_surjective(made) else layout(tensor, Replicate(), ranks=made.ranks)
+
+
+@st.composite
+def _layouts(draw: DrawFn, tensor: Shape, ranks: int, scaled: bool) -> AffineMap:
     made = layout(tensor, draw(placements(tensor, ranks, scaled=scaled)), ranks=ranks)
-    kind = draw(st.sampled_from(["plain", "mesh", "renamed", "nested"]))
+    kind = draw(st.sampled_from(["plain", "mesh", "renamed", "nested", "named"]))
+    names = _named_for(tensor, ranks, scaled) if kind == "named" else []
+    if names:
+        return NAMED_LAYOUTS[draw(st.sampled_from(names))](tensor, ranks)
     if kind == "mesh" and tensor:
         return draw(_meshes(tensor, scaled))
     if kind == "renamed":
@@ -336,6 +360,36 @@ def layouts(
         shards = {r: made.shard_shape(r) for r in made.ranks}
         return nest(made, {r: layout(s, draw(_anywhere(s)), ranks=2) for r, s in shards.items()})
     return made
+
+
+def _codegen(shape: Shape, ranks: int) -> AffineMap:
+    return qkv_codegen(shape, Attention(kv_heads=ranks), ranks, mp_blocks=1)
+
+
+def _padded(shape: Shape, ranks: int) -> AffineMap:
+    return padded_vocabulary(shape, ranks, height=(shape[0] // ranks + 1) * ranks)
+
+
+NAMED_LAYOUTS: Mapping[str, Callable[[Shape, int], AffineMap]] = {
+    "padded_vocabulary": _padded,
+    "gate_up": gate_up,
+    "context_parallel": context_parallel,
+    "predivided_bias": predivided_bias,
+    "codegen": _codegen,
+}
+
+
+def _named_for(shape: Shape, ranks: int, scaled: bool) -> list[str]:
+    """The named layouts that apply to a tensor of ``shape`` over ``ranks`` ranks."""
+    rows = shape[0] if shape else 0
+    applies = {
+        "padded_vocabulary": rows > 0,
+        "gate_up": rows > 0 and rows % 2 == 0,
+        "context_parallel": rows > 0 and rows % (2 * ranks) == 0,
+        "predivided_bias": scaled,
+        "codegen": len(shape) == 2 and rows > 0 and rows % (3 * ranks) == 0,
+    }
+    return [name for name in NAMED_LAYOUTS if applies[name]]
 
 
 @st.composite
@@ -362,9 +416,46 @@ def layout_pairs(
     max_ranks: int = 3,
     max_size: int = 6,
     scaled: bool = True,
+    complete: bool = False,
 ) -> tuple[AffineMap, AffineMap]:
-    """A source and a target layout of one tensor, on ranks of their own. Shrinks towards two
-    equal layouts on rank 0."""
+    """A source and a target layout of one tensor, on ranks of their own; ``complete``: the source
+    holds every element. Shrinks towards two equal layouts on rank 0."""
     tensor = draw(shapes(max_size=max_size)) if shape is None else tuple(shape)
-    one = layouts(tensor, max_ranks=max_ranks, scaled=scaled)
-    return draw(one), draw(one)
+    source = layouts(tensor, max_ranks=max_ranks, scaled=scaled, complete=complete)
+    return draw(source), draw(layouts(tensor, max_ranks=max_ranks, scaled=scaled))
+
+
+@st.composite
+def expert_placements(
+    draw: DrawFn, experts: int = 4, *, max_ranks: int = 3, complete: bool = False
+) -> Experts:
+    """Placements of ``experts`` experts on up to ``max_ranks`` ranks: uneven, in any order, replicated,
+    with empty ranks, and with experts left out unless ``complete``. Shrinks towards one rank that
+    holds few."""
+    by_rank = draw(_lists_by_rank(experts, draw(st.integers(1, max_ranks))))
+    left_out = sorted(set(range(experts)).difference(*by_rank.values()))
+    if complete and left_out:
+        by_rank[draw(st.sampled_from(sorted(by_rank)))] += left_out
+    return Experts(by_rank)
+
+
+@st.composite
+def sharded(
+    draw: DrawFn,
+    layout: AffineMap | None = None,
+    *,
+    max_ranks: int = 3,
+    max_size: int = 6,
+    like: str = "numpy",
+) -> Sharded:
+    """Shards with their layout (given, or drawn without scales): int64, element e of the tensor is
+    e + 1, padding is 0. ``like="torch"`` gives torch tensors. Shrinks as ``layouts``."""
+    m = draw(layouts(max_ranks=max_ranks, max_size=max_size, scaled=False)) if layout is None else layout
+    sizes = [b.size for b in m.codomain.boxes]
+    parts = np.split(np.arange(1, sum(sizes) + 1), np.cumsum(sizes)[:-1])
+    full = {b.name: _like(x.reshape(b.shape), like) for b, x in zip(m.codomain.boxes, parts)}
+    return with_layout(m, extract(m, full))
+
+
+def _like(x: Any, like: str) -> Any:
+    return torch().from_numpy(x.copy()) if like == "torch" else x
