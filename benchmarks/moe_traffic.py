@@ -60,7 +60,8 @@ def row(name: str, topk: list[torch.Tensor]) -> dict[str, Any]:
     return {
         "routing": name, "busiest before": max(found.loads_before), "after": busiest, "capacity": S * K,
         "copies": found.copies, "moved": found.moved, "at least": found.moved_at_least,
-        "routes crossing": routes, "pairs crossing": pairs, "rows sent": wire, "ok": busiest == S * K and wire == pairs,
+        "routes crossing": routes, "pairs crossing": pairs, "rows sent": wire,
+        "ok": busiest == S * K and wire == pairs,
     }  # fmt: skip
 
 

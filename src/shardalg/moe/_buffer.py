@@ -128,14 +128,12 @@ def per_rank(buffer: Buffer, value: Any, what: str) -> list[Any]:
     """One value per held rank: the value itself, or the sequence that a simulated buffer takes."""
     if not buffer.transport.many:
         return [value]
-    if (
-        isinstance(value, (torch.Tensor, CommPlan))
-        or not isinstance(value, Sequence)
-        or len(value) != len(buffer.ranks)
-    ):
-        raise ProvenanceError(
-            f"this buffer holds ranks {buffer.ranks}: pass a sequence with one {what} per rank,"
-            f" got {type(value).__name__}"
+    one = isinstance(value, (torch.Tensor, CommPlan)) or not isinstance(value, Sequence)
+    if one or len(value) != len(buffer.ranks):
+        found = type(value).__name__ if one else f"{len(value)} values"
+        error = ProvenanceError if what == "plan" else InvalidMapError
+        raise error(
+            f"this buffer holds ranks {buffer.ranks}: pass a sequence with one {what} per rank, got {found}"
         )
     return list(value)
 
