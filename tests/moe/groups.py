@@ -56,24 +56,25 @@ def on_processes(size, function, *args, seconds=60):
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "shardalg.moe"])
     with tempfile.TemporaryDirectory() as folder:
-        results = context.SimpleQueue()
-        path = f"{folder}/store"
-        processes = [
-            context.Process(
-                target=_one_process, args=(results, path, size, rank, function, args), daemon=True
-            )
-            for rank in range(size)
-        ]
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join(seconds)
-        assert all(process.exitcode == 0 for process in processes), [p.exitcode for p in processes]
-        found = dict(results.get() for _ in processes)
-    return [pickle.loads(found[rank]) for rank in range(size)]
+        pipes, processes = [], []
+        for rank in range(size):
+            mine, theirs = context.Pipe(duplex=False)
+            work = (theirs, f"{folder}/store", size, rank, function, args)
+            processes.append(context.Process(target=_one_process, args=work, daemon=True))
+            processes[-1].start()
+            theirs.close()
+            pipes.append(mine)
+        try:
+            found = [pickle.loads(pipe.recv_bytes()) for pipe in pipes if pipe.poll(seconds)]
+        finally:
+            for process in processes:
+                process.join(seconds if len(found) == size else 0)
+                process.kill()
+    assert len(found) == size, f"{size - len(found)} of {size} ranks gave no result in {seconds} s"
+    return found
 
 
-def _one_process(results, path, size, rank, function, args):
+def _one_process(pipe, path, size, rank, function, args):
     torch.set_num_threads(1)
     group = dist.ProcessGroupGloo(dist.FileStore(path, size), rank, size, TIMEOUT)
-    results.put((rank, pickle.dumps(function(group, rank, *args))))
+    pipe.send_bytes(pickle.dumps(function(group, rank, *args)))

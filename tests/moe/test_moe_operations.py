@@ -5,12 +5,12 @@ from functools import partial
 
 import pytest
 import torch
-from groups import errors_on_threads, on_threads
+from groups import errors_on_threads, on_processes, on_threads
 from hypothesis import given
 from moe_oracle import INT32_MIN
 
 from shardalg import InvalidMapError
-from shardalg.moe import Buffer, combine, dispatch, plan_dispatch, prefetch, reduce_grad, simulate
+from shardalg.moe import Buffer, combine, dispatch, geometry, plan_dispatch, prefetch, reduce_grad, simulate
 from shardalg.testing import comm_plans
 from shardalg.testing._moe import ROUTINGS, routing
 
@@ -79,36 +79,87 @@ def noise(shape, dtype, seed):
     return (torch.randn(shape, generator=made) * 10 ** torch.randint(-2, 3, shape, generator=made)).to(dtype)
 
 
-def test_example_w_values():
+def w_example(buffer, plan, hidden):
+    """Rows, outputs of identity experts, and outputs of experts that multiply by e+1, two ways."""
+    rows, weights = dispatch(buffer, plan, hidden)
+    if buffer.transport.many:
+        assert weights == (None, None)
+        factors = [factors_of(p) for p in plan]
+        scaled = [r * f[:, None] for r, f in zip(rows, factors)]
+    else:
+        assert weights is None
+        factors = factors_of(plan)
+        scaled = rows * factors[:, None]
+    outs = [combine(buffer, plan, rows)[0], combine(buffer, plan, scaled)[0]]
+    return rows, *outs, combine(buffer, plan, rows, route_weights=factors)[0]
+
+
+def factors_of(plan):
+    """e+1 on every row of expert e."""
+    factors = torch.zeros(plan.NvS)
+    for e, low, high in zip(plan.group_experts, [0, *plan.cu_seqlens], plan.cu_seqlens):
+        factors[low:high] = e + 1
+    return factors
+
+
+@pytest.mark.parametrize("how", ["simulate", "gloo"])
+def test_example_w_values(how):
+    shape = dict(E=4, S=3, K=2, pad=2, H=1)
+    hidden = tensors([[1], [2], [3]], [[10], [20], [30]], dtype=torch.float32)
+    if how == "simulate":
+        buffer = simulate(2, **shape)
+        found = w_example(buffer, plan_dispatch(buffer, tensors(*W)), hidden)
+    else:
+
+        def work(group, rank):
+            buffer = Buffer(group, **shape)
+            return w_example(buffer, plan_dispatch(buffer, tensors(*W)[rank]), hidden[rank])
+
+        found = zip(*on_threads(2, work))
+    rows, identity, scaled, weighted = ([t.flatten().tolist() for t in its] for its in found)
+    assert rows == [[1, 2, 2, 0, 1, 10, 20, 0, 0, 0], [3, 30, 20, 0, 3, 10, 30, 0, 0, 0]]
+    assert identity == [[2, 4, 6], [20, 40, 60]]
+    assert scaled == weighted == [[3, 4, 12], [30, 120, 120]]
+
+
+def test_example_w_crosses_ranks_with_four_routes_and_three_rows():
     buffer = simulate(2, E=4, S=3, K=2, pad=2, H=1)
     plans = plan_dispatch(buffer, tensors(*W))
-    before = buffer.transport.counters.bytes_sent
-    rows, weights = dispatch(buffer, plans, tensors([[1], [2], [3]], [[10], [20], [30]], dtype=torch.float32))
-    assert weights == (None, None)
-    assert rows[0].flatten().tolist() == [1, 2, 2, 0, 1, 10, 20, 0, 0, 0]
-    assert rows[1].flatten().tolist() == [3, 30, 20, 0, 3, 10, 30, 0, 0, 0]
-    assert buffer.transport.counters.bytes_sent - before == 3 * 4
     assert sum(int(p.send_routes.sum() - p.send_routes[p.rank]) for p in plans) == 4
-    out, _ = combine(buffer, plans, rows)
-    assert [o.flatten().tolist() for o in out] == [[2, 4, 6], [20, 40, 60]]
-    factors = [torch.zeros(10), torch.zeros(10)]
-    for p, f in zip(plans, factors):
-        for e, low, high in zip(p.group_experts, [0, *p.cu_seqlens], p.cu_seqlens):
-            f[low:high] = e + 1
-    out, _ = combine(buffer, plans, [r * f[:, None] for r, f in zip(rows, factors)])
-    assert [o.flatten().tolist() for o in out] == [[3, 4, 12], [30, 120, 120]]
-    out, _ = combine(buffer, plans, rows, route_weights=factors)
-    assert [o.flatten().tolist() for o in out] == [[3, 4, 12], [30, 120, 120]]
+    before = buffer.transport.counters.bytes_sent
+    dispatch(buffer, plans, [torch.zeros(3, 1)] * 2)
+    assert buffer.transport.counters.bytes_sent - before == 3 * 4
 
 
+def rounding_example(rank):
+    """Routes and rows: destination 0 holds 1 and 2^-8, destination 1 holds 2^-8 and 2^-8."""
+    topk = torch.tensor([[0, 0, 1, 1]])[: 1 - rank]
+    return topk, [(1.0, 2.0**-8), (2.0**-8, 2.0**-8)][rank]
+
+
+@pytest.mark.parametrize("how", ["simulate", "gloo"])
 @pytest.mark.parametrize("accumulate, expected", [("two_level", 1.0078125), ("fp32", 1.015625)])
-def test_example_rounding(accumulate, expected):
-    buffer = simulate(2, E=2, S=1, K=4, H=1, policy="home", dtype=torch.bfloat16)
-    plans = plan_dispatch(buffer, [torch.tensor([[0, 0, 1, 1]]), torch.empty(0, 4, dtype=torch.int64)])
-    rows = [torch.zeros(p.NvS, 1, dtype=torch.bfloat16) for p in plans]
-    rows[0][0], rows[0][1], rows[1][0], rows[1][1] = 1, 2**-8, 2**-8, 2**-8
-    out, _ = combine(buffer, plans, rows, accumulate=accumulate)
-    assert out[0].item() == expected
+def test_example_rounding(how, accumulate, expected):
+    shape = dict(E=2, S=1, K=4, H=1, policy="home", dtype=torch.bfloat16)
+    topk, values = zip(*(rounding_example(rank) for rank in range(2)))
+
+    def rows(rank, count):
+        made = torch.zeros(count, 1, dtype=torch.bfloat16)
+        made[:2, 0] = torch.tensor(values[rank])
+        return made
+
+    def work(group, rank):
+        buffer = Buffer(group, **shape)
+        given = rows(rank, buffer.geometry.NvS)
+        return combine(buffer, plan_dispatch(buffer, topk[rank]), given, accumulate=accumulate)[0]
+
+    if how == "gloo":
+        out = on_threads(2, work)
+    else:
+        buffer = simulate(2, **shape)
+        given = [rows(rank, buffer.geometry.NvS) for rank in range(2)]
+        out = combine(buffer, plan_dispatch(buffer, topk), given, accumulate=accumulate)[0]
+    assert out[0].item() == expected and out[1].shape == (0, 1)
 
 
 @given(comm_plans())
@@ -301,24 +352,41 @@ def of_all_ranks(topk, rows, dtype):
     return [list(v) for v in zip(*(i[:4] for i in each))] + [{"w": [i[k]["w"] for i in each]} for k in (4, 5)]
 
 
+def shape_of(R, dtype):
+    return dict(E=2 * R, S=5, K=3, pad=2, H=3, dtype=dtype)
+
+
+def routings_of(R):
+    g = geometry(R, E=2 * R, S=5, K=3)
+    return [routing(kind, R, g, [5, 0, 4, 5][:R]) for kind in ROUTINGS]
+
+
+def on_one_rank(group, rank, dtype):
+    """All operations and gradients on every kind of routing, as one rank of a group."""
+    R = group.size()
+    buffer = Buffer(group, **shape_of(R, dtype))
+    inputs = [inputs_of(rank, t, buffer.geometry.NvS, dtype) for t in routings_of(R)]
+    return [everything(buffer, plan_dispatch(buffer, t[rank]), i) for t, i in zip(routings_of(R), inputs)]
+
+
+def check_ranks(results, R, dtype):
+    """Each rank's results are the simulated ones, bit for bit."""
+    buffer = simulate(R, **shape_of(R, dtype))
+    for k, topk in enumerate(routings_of(R)):
+        inputs = of_all_ranks(topk, buffer.geometry.NvS, dtype)
+        expected = everything(buffer, plan_dispatch(buffer, topk), inputs)
+        for rank, found in enumerate(results):
+            same(found[k], expected[rank::R])
+
+
 @pytest.mark.parametrize("R", RANKS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 def test_gloo_equals_simulated_bit_for_bit(R, dtype):
-    """All operations and gradients on every kind of routing, one group per R."""
-    shape = dict(E=2 * R, S=5, K=3, pad=2, H=3, dtype=dtype)
-    buffer = simulate(R, **shape)
-    rows = buffer.geometry.NvS
-    routings = [routing(kind, R, buffer.geometry, [5, 0, 4, 5][:R]) for kind in ROUTINGS]
-    expected = [everything(buffer, plan_dispatch(buffer, t), of_all_ranks(t, rows, dtype)) for t in routings]
+    check_ranks(on_threads(R, lambda group, rank: on_one_rank(group, rank, dtype)), R, dtype)
 
-    def work(group, rank):
-        mine = Buffer(group, **shape)
-        inputs = [inputs_of(rank, t, rows, dtype) for t in routings]
-        return [everything(mine, plan_dispatch(mine, t[rank]), i) for t, i in zip(routings, inputs)]
 
-    for rank, found in enumerate(on_threads(R, work)):
-        for ours, reference in zip(found, expected):
-            same(ours, reference[rank::R])
+def test_real_processes_equal_simulated_bit_for_bit():
+    check_ranks(on_processes(3, on_one_rank, torch.bfloat16), 3, torch.bfloat16)
 
 
 def test_all_ranks_empty():

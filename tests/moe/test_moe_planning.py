@@ -25,6 +25,16 @@ def as_lists(plan):
     return {name: getattr(plan, name).tolist() for name in LEAVES}
 
 
+def planned(how, ranks, topk, **shape):
+    """The plans of all ranks, in one process or over a real gloo group."""
+    if how == "simulate":
+        return plan_dispatch(simulate(ranks, **shape), topk)
+    return on_threads(ranks, lambda group, rank: plan_dispatch(Buffer(group, **shape), topk[rank]))
+
+
+everywhere = pytest.mark.parametrize("how", ["simulate", "gloo"])
+
+
 def check_equal(g, topk, plans, policy="exact"):
     slow = slow_plans(g.R, g.E, g.K, g.B, g.pad, g.layout, g.NvS, [t.tolist() for t in topk], policy)
     for plan, expected in zip(plans, slow):
@@ -42,15 +52,16 @@ def test_rows_of_a_buffer(sizes, slots, compact):
     assert geometry(1, E=epn, S=routes, K=1, pad=pad).NvS == compact
 
 
-def test_example_a():
+@everywhere
+def test_example_a(how):
     r = tensors([[3], [3]], [[3], [0]])
-    a, b = plan_dispatch(simulate(2, E=4, B=1, S=2, K=1, pad=2, H=1), r)
+    a, b = planned(how, 2, r, E=4, B=1, S=2, K=1, pad=2, H=1)
     assert a.alloc.tolist() == [[1, 0], [0, 0], [0, 0], [1, 2]]
     assert (a.dst.tolist(), b.dst.tolist()) == ([2, 6], [7, 0])
     assert a.experts_to_copy.tolist() == b.experts_to_copy.tolist() == [[3], [-1]]
     assert (a.cu_seqlens.tolist(), b.cu_seqlens.tolist()) == ([2, 2, 2, 2, 4], [0, 0, 0, 2, 2])
     assert (a.remote_stats.tolist(), b.remote_stats.tolist()) == ([1, 0], [0, 1])
-    a, b = plan_dispatch(simulate(2, E=4, S=2, K=1, pad=2, H=1), r)
+    a, b = planned(how, 2, r, E=4, S=2, K=1, pad=2, H=1)
     assert (a.dst.tolist(), b.dst.tolist()) == ([2, 6], [7, 0])
     assert a.experts_to_copy.tolist() == [[3, -1], [-1, -1]]
     assert (a.cu_seqlens.tolist(), b.cu_seqlens.tolist()) == ([2, 2, 4, 4], [0, 2, 2, 2])
@@ -60,8 +71,9 @@ def test_example_a():
 W = ([[0, 1], [0, 0], [2, 0]], [[0, 1], [1, 3], [0, 2]])
 
 
-def test_example_w():
-    a, b = plan_dispatch(simulate(2, E=4, S=3, K=2, pad=2, H=1), tensors(*W))
+@everywhere
+def test_example_w(how):
+    a, b = planned(how, 2, tensors(*W), E=4, S=3, K=2, pad=2, H=1)
     assert a.NvS == 10
     assert a.alloc.tolist() == [[3, 3], [3, 0], [0, 2], [0, 1]]
     assert a.dst.tolist() == [0, -5, 1, -3, 10, -15]
@@ -72,18 +84,20 @@ def test_example_w():
     assert a.experts_to_copy.tolist() == [[-1, -1], [0, -1]]
     assert a.dup_groups[:2].tolist() == [[0, 0, 1], [1, 1, 1]] and a.dup_loffs[:2].tolist() == [4, 2]
     assert b.dup_groups[:2].tolist() == [[0, 0, 1], [6, 1, 1]] and b.dup_loffs[:2].tolist() == [4, 1]
-    a, b = plan_dispatch(simulate(2, E=4, B=2, S=3, K=2, pad=2, H=1), tensors(*W))
+    a, b = planned(how, 2, tensors(*W), E=4, B=2, S=3, K=2, pad=2, H=1)
     assert (a.cu_seqlens.tolist(), b.cu_seqlens.tolist()) == ([4, 8, 8, 8, 8, 8], [0, 0, 2, 4, 8, 8])
 
 
-def test_example_ties():
+@everywhere
+def test_example_ties(how):
     topk = tensors([[0], [0]], [[0], [1]], [[1], [1]], [[0], [1]])
-    plans = plan_dispatch(simulate(4, E=4, S=2, K=1, H=1), topk)
+    plans = planned(how, 4, topk, E=4, S=2, K=1, H=1)
     assert [p.dst.tolist() for p in plans] == [[0, 1], [4, 2], [3, 6], [5, 7]]
 
 
-def test_example_all_to_one():
-    plans = plan_dispatch(simulate(3, E=3, S=2, K=2, pad=4, H=1), tensors(*[[[1, 1], [1, 1]]] * 3))
+@everywhere
+def test_example_all_to_one(how):
+    plans = planned(how, 3, tensors(*[[[1, 1], [1, 1]]] * 3), E=3, S=2, K=2, pad=4, H=1)
     assert plans[0].alloc.tolist()[1] == [4, 4, 4]
     assert [p.dst.tolist() for p in plans] == [[0, -2, 2, -4], [12, -14, 14, -16], [24, -26, 26, -28]]
     assert plans[0].experts_to_copy.tolist() == [[1], [-1], [1]]
@@ -98,8 +112,9 @@ def test_example_one_rank():
     assert buffer.transport.counters.gathers == buffer.transport.counters.exchanges == 0
 
 
-def test_example_variable_tokens():
-    plans = plan_dispatch(simulate(2, E=4, S=4, K=1, pad=2, H=1), tensors([[0], [0], [0]], [[0], [1]]))
+@everywhere
+def test_example_variable_tokens(how):
+    plans = planned(how, 2, tensors([[0], [0], [0]], [[0], [1]]), E=4, S=4, K=1, pad=2, H=1)
     assert plans[0].NvS == 8 and plans[0].alloc.tolist()[:2] == [[2, 2], [1, 0]]
     assert [p.dst.tolist() for p in plans] == [[0, 1, 8], [9, 2]]
 
