@@ -68,7 +68,7 @@ def probe(
     for name in MARKERS[like] if dtype is None else (dtype,):
         if name not in EXACT:
             raise InvalidMapError(f"probe: dtype must be one of {tuple(EXACT)}, got {name!r}")
-    ask, low = _asker(partition, shape, labels, like, dtype)
+    ask, low = asker(partition, shape, labels, like, dtype)
     learnt = _learn(ask, low, math.prod(shape))
     _prove(ask, learnt, math.prod(shape), np.random.default_rng(seed))
     return _as_map(learnt, shape, ask.dtype, limits)
@@ -164,7 +164,7 @@ def _plain(x: Any) -> Values:
     return np.asarray(x, wanted)
 
 
-def _asker(
+def asker(
     partition: Callable[..., Any], shape: Shape, ranks: tuple[int, ...], like: str, dtype: str | None
 ) -> tuple[Ask, Shards]:
     """How to call a partition function, and its shards of a constant tensor."""

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-from hypothesis import strategies as st
+from typing import Any
 
-from ..maps import AffineMap, Piece, Space
-from ..placements import Placement
-from ._strategies import affine_maps, pieces, placements, spaces
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from ..maps import AffineMap, Piece, Sharded, Space
+from ..placements import Experts, Placement
+from ..plans import Program, TransferPlan, TreePlan
+from ._plans import plans, programs, tree_plans
+from ._strategies import affine_maps, expert_placements, pieces, placements, sharded, spaces
+
+TYPES: dict[type, SearchStrategy[Any]] = {
+    AffineMap: affine_maps(),
+    Experts: expert_placements(),
+    Piece: pieces(),
+    Placement: placements(),
+    Program: programs(),
+    Sharded: sharded(),
+    Space: spaces(),
+    TransferPlan: plans(),
+    TreePlan: tree_plans(),
+}
 
 
 def register() -> None:
     """Register a strategy for each of our value types. Called by Hypothesis on import, through
     the entry point group ``hypothesis``."""
-    st.register_type_strategy(Space, spaces())
-    st.register_type_strategy(Piece, pieces())
-    st.register_type_strategy(AffineMap, affine_maps())
-    st.register_type_strategy(Placement, placements())
+    for kind, strategy in TYPES.items():
+        st.register_type_strategy(kind, strategy)
