@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from functools import singledispatch
 
@@ -160,6 +161,16 @@ def test_each_shard_is_cut_as_the_slow_version_cuts(case):
     for r, expected in enumerate(shards(placement, numbers(shape), ranks)):
         assert m.shard_shape(r) == expected.shape
         assert held(m, r).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("rule", ["chunk", "balanced", "pad"])
+@pytest.mark.parametrize("unit", [1, 2, 3])
+def test_units_stay_whole_whatever_the_extent(rule, unit):
+    for n, ranks in itertools.product(range(9), (1, 2, 3)):
+        m = layout((n,), Split(0, rule=rule, unit=unit), ranks=ranks)
+        expected = shards(Split(0, rule=rule, unit=unit), numbers((n,)), ranks)
+        assert rows(m) == [x.tolist() for x in expected]
+        assert all(its[0] % unit == 0 for its in rows(m) if its and its[0] >= 0)
 
 
 @given(layouts())

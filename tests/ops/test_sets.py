@@ -46,6 +46,17 @@ def test_parts_of_a_map_cut_at_random_are_taken_out_and_put_back(m, random):
     assert agree(union(rest, part), m)
 
 
+@pytest.mark.parametrize("n", [2, 3, 5])
+def test_a_matrix_and_its_transpose_share_the_diagonal(n):
+    turned, same = (
+        AffineMap.from_pieces(line(n * n), line(n * n), [Piece((n, n), Side(0, (n, 1)), Side(0, strides))])
+        for strides in ((1, n), (n, 1))
+    )
+    assert intersect(turned, same).size == n
+    assert means(subtract(turned, same), oracle.subtract(meaning(turned), meaning(same)))
+    assert means(union(turned, same), oracle.union(meaning(turned), meaning(same)))
+
+
 def test_a_diagonal_is_taken_out_of_a_block():
     n = 5
     block = AffineMap.from_pieces(line(25), line(25), [Piece((n, n), Side(0, (n, 1)), Side(0, (1, n)))])
