@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from hypothesis import strategies as st
-from hypothesis.strategies import DrawFn, SearchStrategy
+from hypothesis.strategies import DrawFn
 
 from ..moe import Buffer, CommPlan, Geometry, geometry, plan_dispatch, simulate
 
@@ -97,10 +97,3 @@ def comm_plans(draw: DrawFn) -> tuple[Buffer, list[torch.Tensor], tuple[CommPlan
     buffer = draw(moe_buffers())
     topk = draw(routings(buffer.geometry))
     return buffer, topk, plan_dispatch(buffer, topk)
-
-
-MOE: dict[str, SearchStrategy[Any]] = {
-    "geometries": geometries(),
-    "moe_buffers": moe_buffers(),
-    "comm_plans": comm_plans(),
-}
