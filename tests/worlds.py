@@ -3,7 +3,9 @@
 import itertools
 import multiprocessing
 import os
+import shutil
 import signal
+import tempfile
 import threading
 import time
 import traceback
@@ -76,17 +78,18 @@ class Broken(Exception):
 
 
 class Team:
-    """Some worker processes that stay between calls, and a store that they share."""
+    """Some worker processes that stay between calls. Each call has a store of its own, in a file: a
+    connection to a TCP store asks name servers who it is, and waits for those that do not answer."""
 
     def __init__(self, size):
         context = multiprocessing.get_context("forkserver")
         multiprocessing.set_forkserver_preload(PRELOAD)
-        self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self.folder = tempfile.mkdtemp(prefix="shardalg-")
         self.pipes, self.workers = [], []
         self.calls = itertools.count()
         for rank in range(size):
             mine, theirs = context.Pipe()
-            worker = context.Process(target=serve, args=(theirs, rank, size, self.store.port), daemon=True)
+            worker = context.Process(target=serve, args=(theirs, rank, size, self.folder), daemon=True)
             worker.start()
             theirs.close()
             self.pipes.append(mine)
@@ -122,9 +125,10 @@ class Team:
             worker.kill()
             worker.join()
             pipe.close()
+        shutil.rmtree(self.folder)
 
 
-def serve(pipe, rank, size, port):
+def serve(pipe, rank, size, folder):
     """A worker: answer calls until the pipe closes."""
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -133,14 +137,14 @@ def serve(pipe, rank, size, port):
             number, fn, args, timeout, options = pipe.recv()
         except (EOFError, KeyboardInterrupt):
             return
-        pipe.send(answer(number, fn, args, timeout, options, rank, size, port))
+        pipe.send(answer(number, fn, args, timeout, options, rank, size, folder))
 
 
-def answer(number, fn, args, timeout, options, rank, size, port):
+def answer(number, fn, args, timeout, options, rank, size, folder):
     limit = timedelta(seconds=timeout)
     try:
-        store = dist.PrefixStore(f"call {number}", dist.TCPStore("127.0.0.1", port, is_master=False))
-        with sa.backends.cpu(store=store, rank=rank, size=size, timeout=limit, **options) as ctx:
+        mine = dist.FileStore(f"{folder}/{number}", size)
+        with sa.backends.cpu(store=mine, rank=rank, size=size, timeout=limit, **options) as ctx:
             return fn(ctx, *args)
     except BaseException as error:
         text = str(error) if isinstance(error, sa.ShardalgError) else traceback.format_exc()

@@ -1,4 +1,4 @@
-"""Every backend of ours passes the suite that third parties prove theirs with."""
+"""Every backend of ours passes the suite that third parties prove theirs with (also in processes)."""
 
 import functools
 
@@ -28,8 +28,6 @@ BACKENDS = {
     "simulate": simulated,
     "simulate with messages": functools.partial(simulated, messages=True),
     "fused": threads,
-    "p2p": functools.partial(threads, strategy="p2p"),
-    "shared": functools.partial(threads, strategy="shared"),
     "device, fused": functools.partial(devices, strategy="fused"),
     "device, pairwise": functools.partial(devices, strategy="pairwise"),
 }

@@ -50,8 +50,8 @@ def cuda(group: Any = None, **options: Any) -> Context:
     """A context over an NCCL group: CUDA tensors, one rank and one device per process.
 
     ``group`` is a ``torch.distributed`` group, by default the world; or give ``store=``, ``rank=`` and
-    ``size=``. ``device=`` is the index of this process's device (default: ``LOCAL_RANK``, else the rank modulo the
-    devices), ``strategy=`` is ``"fused"`` or ``"pairwise"`` (default: the first that passes its self-test) and
-    ``timeout=`` bounds every exchange. All members must call this.
+    ``size=``. ``device=`` is the index of this process's device (default: ``LOCAL_RANK``, else the rank
+    modulo the devices), ``strategy=`` is ``"fused"`` or ``"pairwise"`` (default: the first that passes its
+    self-test) and ``timeout=`` bounds every exchange. All members must call this.
     """
     return device_context(Cuda(), group, **options)

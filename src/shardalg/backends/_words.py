@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 RARELY = 0.02  # seconds between words about rounds
 GRACE = 0.5  # seconds to wait for the other ranks' last words
+PATIENCE = 0.1  # seconds to wait for a connection
 
 
 class Word(NamedTuple):
@@ -23,11 +24,25 @@ class Word(NamedTuple):
 
 class Words:
     """The words of one context's ranks. Writing never raises; it takes a message to the store, so
-    rounds that follow each other faster than ``RARELY`` are not all told."""
+    rounds that follow each other faster than ``RARELY`` are not all told.
+
+    They go over a connection of their own: who shares one waits while another waits on it. Where
+    connecting takes long (a name server that does not answer), words begin later.
+    """
 
     def __init__(self, store: Any) -> None:
-        self._store = None if store is None else _own_connection(store)
+        self._store: Any = None
         self._last, self._told = Word(-1, -1, True), 0.0
+        if store is not None:
+            connecting = threading.Thread(target=self._connect, args=(store,), daemon=True)
+            connecting.start()
+            connecting.join(PATIENCE)
+
+    def _connect(self, store: Any) -> None:
+        try:
+            self._store = store.clone()
+        except Exception:  # a store that cannot be cloned is used as it is
+            self._store = store
 
     def say(self, ranks: tuple[int, ...], word: Word) -> None:
         """Write this process's word."""
@@ -56,14 +71,6 @@ class Words:
         silent = {r: w for r, w in found.copy().items() if w is None or not w.ended or w.run < mine.run}
         behind = {r: w for r, w in silent.items() if w is None or w[:2] < mine[:2]}
         return dict(sorted((behind or silent).items()))
-
-
-def _own_connection(store: Any) -> Any:
-    """The same store over a connection that nobody else waits on."""
-    try:
-        return store.clone()
-    except (AttributeError, RuntimeError, NotImplementedError):
-        return store
 
 
 def _collect(store: Any, mine: Word, others: tuple[int, ...], found: dict[int, Word | None]) -> None:

@@ -86,7 +86,8 @@ def transfer_stats(plan: TransferPlan) -> Stats:
             received[t] = received.get(t, 0) + n
     crossing = sum(sent.values())
     ordered = tuple(sorted(sent.items())), tuple(sorted(received.items()))
-    return Stats(*counts, crossing, lower_bound(plan), *ordered)
+    bound = lower_bound(plan) if plan.map.single_valued else None  # sums may be made on the way
+    return Stats(*counts, crossing, bound, *ordered)
 
 
 def traffic(plan: TransferPlan) -> Traffic:
