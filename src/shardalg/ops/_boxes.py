@@ -1,14 +1,16 @@
 """Layouts whose pieces are plain boxes of the logical tensor: the short way to a plan.
 
 Most real layouts give each rank a few boxes, with one step along every axis. Two sets of
-boxes meet axis by axis, so their plan needs no solver: a double loop where there are few pairs, the
-product of per-axis meetings where both sides are grids and pairs are many, else a sort along one axis.
-The general way (``meet``) gives the same copies and is
+boxes meet axis by axis, so their plan needs no solver. Between two grids it is the product of the
+meetings along each axis: in plain Python where copies are few, left in product form where pairs are many.
+Otherwise boxes are sorted along one axis. The general way (``meet``) gives the same copies and is
 what the tests compare with.
 """
 
 from __future__ import annotations
 
+from itertools import product
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +23,12 @@ from ..maps._space import IntArray, row_major
 from ..maps._table import HEAD, PieceTable, from_ordered
 from ._grid import Grid, counts, grid_of, meetings, written
 
-FEW, SOME = 12, 1 << 12  # pairs up to which the loop, and testing all pairs, are the faster way
+FEW = 20  # copies up to which plain Python is the faster way
+LISTED = 32  # pieces that are kept as lists for it
+SOME = 1 << 12  # pairs up to which all are tested, and copies written at once
+
+
+Listed = tuple[list[int], list[int], int, int]  # low, strides, offset, shard
 
 
 class Boxes(NamedTuple):
@@ -29,8 +36,8 @@ class Boxes(NamedTuple):
     logical tensor, ``offset`` of the first slot and ``strides`` ``[axes, n]`` in the shard.
 
     ``lone`` says that no two pieces share a shard, ``orderly`` that strides fall along the axes,
-    as in any row-major shard. ``grid`` is set where the boxes are a product. ``lists`` holds the same
-    as plain tuples ``(low, high, strides, offset, shard)`` where pieces are few.
+    as in any row-major shard. ``grid`` is set where the boxes are a product; ``lists`` holds the same
+    as plain tuples where pieces are few.
     """
 
     low: IntArray
@@ -41,7 +48,7 @@ class Boxes(NamedTuple):
     lone: bool
     orderly: bool
     grid: Grid | None
-    lists: list[tuple[list[int], list[int], list[int], int, int]]
+    lists: list[Listed]
 
 
 def boxes_of(layout: AffineMap) -> Boxes | None:
@@ -65,10 +72,10 @@ def _boxes(layout: AffineMap) -> Boxes | None:
     strides = np.where(count > 1, digits.payload[0][::-1], 0)
     c = table.columns
     lone = len(np.unique(c.dom_box)) == len(table)
-    columns = (low.T, (low + count).T, strides.T, c.dom_offset, c.dom_box)
+    columns = (low.T, strides.T, c.dom_offset, c.dom_box)
     orderly = bool(((strides[:-1] > strides[1:]) | (count[:-1] == 1) | (count[1:] == 1)).all())
-    grid = grid_of(low, low + count) if lone and len(table) > FEW else None
-    lists = list(zip(*(x.tolist() for x in columns))) if len(table) <= FEW else []
+    grid = grid_of(low, low + count) if lone else None
+    lists = list(zip(*(x.tolist() for x in columns))) if len(table) <= LISTED else []
     return Boxes(low, low + count, c.dom_offset, strides, c.dom_box, lone, orderly, grid, lists)
 
 
@@ -79,11 +86,12 @@ def box_copies(source: AffineMap, target: AffineMap, limits: Limits) -> PieceTab
     a, b = boxes_of(source), boxes_of(target)
     if a is None or b is None or not (a.lone and b.lone and b.orderly):
         return None
-    if pairs <= FEW and len(a.low) < 3:
-        return _looped(a, b)
-    if pairs > SOME and a.grid is not None and b.grid is not None:
+    if a.grid is None or b.grid is None:
+        return _together(a, b, limits)
+    if pairs > SOME:
         return _product(a, b, a.grid, b.grid, limits)
-    return _together(a, b, limits)
+    few = _listed(a, b, a.grid, b.grid) if a.lists and b.lists and limits.copies >= FEW else None
+    return few if few is not None else _together(a, b, limits)
 
 
 def _product(a: Boxes, b: Boxes, of_a: Grid, of_b: Grid, limits: Limits) -> PieceTable:
@@ -95,52 +103,69 @@ def _product(a: Boxes, b: Boxes, of_a: Grid, of_b: Grid, limits: Limits) -> Piec
     return PieceTable.unwritten(count, size, len(met), lambda: written(met, of_a, of_b, *pairs))
 
 
-def _looped(a: Boxes, b: Boxes) -> PieceTable:
+def _listed(a: Boxes, b: Boxes, of_a: Grid, of_b: Grid) -> PieceTable | None:
+    """The copies between two small grids in plain Python, None where they are more than a few."""
+    along = [_along(*ends) for ends in zip(of_a.ends, of_b.ends)]
+    if prod(map(len, along)) > FEW:
+        return None
     rows = []
-    for low_b, high_b, strides_b, offset_b, shard_b in b.lists:
-        for low_a, high_a, strides_a, offset_a, shard_a in a.lists:
-            row = _meeting(low_a, high_a, strides_a, offset_a, low_b, high_b, strides_b, offset_b)
-            if row is not None:
-                rows.append((shard_b, row[0], shard_a, row[1], 1, 1, *row[2]))
-    return from_ordered(np.array(rows, np.int64).reshape(len(rows), HEAD + 3 * len(a.low)).T)
+    for met in product(*along):
+        j = i = 0
+        for (mine, theirs, *_), step_b, step_a in zip(met, of_b.steps, of_a.steps):
+            j += mine * step_b
+            i += theirs * step_a
+        rows.append(_row(met, b.lists[of_b.cells[j]], a.lists[of_a.cells[i]]))
+    rows.sort()
+    axes = len(along)
+    used = max((k for row in rows for k in range(axes) if row[HEAD + k] > 1), default=-1) + 1
+    if used < axes:
+        keep = [*range(HEAD), *(HEAD + block * axes + k for block in range(3) for k in range(used))]
+        rows = [tuple(row[c] for c in keep) for row in rows]
+    return PieceTable(np.array(rows, np.int64).reshape(len(rows), HEAD + 3 * used).T)
 
 
-def _meeting(
-    low_a: list[int],
-    high_a: list[int],
-    strides_a: list[int],
-    offset_a: int,
-    low_b: list[int],
-    high_b: list[int],
-    strides_b: list[int],
-    offset_b: int,
-) -> tuple[int, int, list[int]] | None:
-    """Both offsets and ``(extents, target strides, source strides)`` of two boxes' meeting."""
+_Along = tuple[int, int, int, int]  # interval of b, interval of a, where they meet, for how long
+
+
+def _along(of_a: list[tuple[int, int]], of_b: list[tuple[int, int]]) -> list[_Along]:
+    """The meetings of two sorted lists of disjoint intervals."""
+    found, i = [], 0
+    for j, (low_b, high_b) in enumerate(of_b):
+        while i < len(of_a) and of_a[i][1] <= low_b:
+            i += 1
+        k = i
+        while k < len(of_a) and of_a[k][0] < high_b:
+            low, high = max(low_b, of_a[k][0]), min(high_b, of_a[k][1])
+            if low < high:
+                found.append((j, k, low, high - low))
+            k += 1
+    return found
+
+
+def _row(met: tuple[_Along, ...], b: Listed, a: Listed) -> tuple[int, ...]:
+    """One copy as a row of the table, its axes in normal form."""
+    low_b, strides_b, offset_b, shard_b = b
+    low_a, strides_a, offset_a, shard_a = a
     shape: list[int] = []
     mine: list[int] = []
     theirs: list[int] = []
-    for la, ha, sa, lb, hb, sb in zip(low_a, high_a, strides_a, low_b, high_b, strides_b):
-        low = la if la > lb else lb
-        n = (ha if ha < hb else hb) - low
-        if n <= 0:
-            return None
-        offset_a += (low - la) * sa
+    for (_, _, low, n), lb, sb, la, sa in zip(met, low_b, strides_b, low_a, strides_a):
         offset_b += (low - lb) * sb
+        offset_a += (low - la) * sa
         if n == 1:
-            sa = sb = 0
-        elif shape and shape[-1] > 1 and mine[-1] == sb * n and theirs[-1] == sa * n:
-            n *= shape.pop()
-            mine.pop()
-            theirs.pop()
-        shape.append(n)
-        mine.append(sb)
-        theirs.append(sa)
-    if len(shape) > 1 and shape[0] == 1:  # unit axes come last
-        shape, mine, theirs = [shape[1], 1], [mine[1], 0], [theirs[1], 0]
-    pad = len(low_a) - len(shape)
+            continue
+        if shape and mine[-1] == sb * n and theirs[-1] == sa * n:
+            shape[-1] *= n
+            mine[-1], theirs[-1] = sb, sa
+        else:
+            shape.append(n)
+            mine.append(sb)
+            theirs.append(sa)
+    pad = len(met) - len(shape)
     if pad:
-        shape, mine, theirs = shape + [1] * pad, mine + [0] * pad, theirs + [0] * pad
-    return offset_b, offset_a, shape + mine + theirs
+        none = [0] * pad
+        shape, mine, theirs = shape + [1] * pad, mine + none, theirs + none
+    return (shard_b, offset_b, shard_a, offset_a, 1, 1, *shape, *mine, *theirs)
 
 
 def _together(a: Boxes, b: Boxes, limits: Limits) -> PieceTable:

@@ -29,34 +29,43 @@ def simplified(table: PieceTable, *, listed: int = 0) -> PieceTable:
     folding it again, read back in normal form, gives no fewer. A group of at most ``listed``
     points is also tried point by point, which no way of cutting can hide from.
     """
+    done: list[PieceTable] = []
+    waiting = table
+    stable: set[tuple[Family, ...]] = set()
+    while (found := _folded(waiting, listed, stable)) is not None:
+        waiting, settled = found
+        done.append(settled)
+    return concatenate([*done, waiting]) if done else table
+
+
+def _folded(
+    table: PieceTable, listed: int, stable: set[tuple[Family, ...]]
+) -> tuple[PieceTable, PieceTable] | None:
+    """The groups that fold, folded once and in one table, and the pieces of those that do not.
+
+    ``stable`` collects what folding gave: a group that normal form leaves as it was folded is not
+    folded again.
+    """
     groups = grouped(table)
-    if not groups:
-        return table
-    families = families_of(table)
-    folded: list[PieceTable] = []
+    families = families_of(table) if groups else []
     touched = np.zeros(len(table), bool)
+    folded: list[Family] = []
+    origin: list[int] = []
     for picked in groups:
-        fewer = _folded([families[k] for k in picked.tolist()], table.rows[:HEAD, picked[0]], listed)
-        if fewer is not None:
+        its = [families[k] for k in picked.tolist()]
+        if not listed and tuple(its) in stable:
+            continue
+        fewer = fold(its)
+        if len(fewer) >= len(its) and _count(its) <= listed:
+            fewer = fold(fold_points(sorted(points_of(its))))
+        if len(fewer) < len(its):
             touched[picked] = True
-            folded.append(fewer)
+            stable.add(tuple(sorted((head, _ordered(axes)) for head, axes in fewer)))
+            folded += fewer
+            origin += [int(picked[0])] * len(fewer)
     if not folded:
-        return table
-    return concatenate([table.take(~touched), *folded])
-
-
-def _folded(families: list[Family], head: IntArray, listed: int) -> PieceTable | None:
-    """The folded group as a table, or None where nothing folds."""
-    table = None
-    while len(families) > 1:
-        fewer = fold(families)
-        if len(fewer) >= len(families) and _count(families) <= listed:
-            fewer = fold(fold_points(sorted(points_of(families))))
-        if len(fewer) >= len(families):
-            break
-        table = families_table(fewer, head)
-        families = families_of(table)
-    return table
+        return None
+    return families_table(folded, table.rows[:HEAD, origin]), table.take(~touched)
 
 
 def _count(families: list[Family]) -> int:
@@ -104,15 +113,15 @@ def families_of(table: PieceTable) -> list[Family]:
 
 
 def families_table(families: list[Family], head: IntArray | Sequence[int]) -> PieceTable:
-    """Families as a table, in the boxes and at the scale of a piece whose row starts with ``head``."""
+    """Families as a table, in the boxes and at the scales of pieces whose rows start with ``head``:
+    one column for all families, or one for each."""
     axes, count = max(len(f[1]) for f in families), len(families)
-    blocks = np.zeros((3, axes, count), np.int64)
-    blocks[0] = 1
-    for j, (_, parts) in enumerate(families):
-        for i, axis in enumerate(parts):
-            blocks[:, i, j] = axis
+    unit = (1, 0, 0)
+    filled = [parts + (unit,) * (axes - len(parts)) for _, parts in families]
+    blocks = np.array(filled, np.int64).reshape(count, axes, 3).T
     offsets = np.array([f[0] for f in families], np.int64).T
-    box, _, far, _, top, bottom = (np.full(count, value) for value in map(int, head))
+    heads = np.broadcast_to(np.asarray(head, np.int64).reshape(HEAD, -1), (HEAD, count))
+    box, _, far, _, top, bottom = heads
     return build(Columns(box, offsets[0], far, offsets[1], top, bottom, *blocks))
 
 
@@ -145,6 +154,8 @@ def _stride(axis: Axis) -> Point:
 
 def _joined(families: list[Family]) -> list[Family]:
     """Families that continue each other along one axis become one."""
+    if not _touch(families):
+        return families
     live = dict.fromkeys((head, _ordered(axes)) for head, axes in families)
     members: defaultdict[Point, list[Family]] = defaultdict(list)
     for family in live:
@@ -156,6 +167,16 @@ def _joined(families: list[Family]) -> list[Family]:
                 if _stride(axis) > stride:
                     members[_stride(axis)].append(family)
     return list(live)
+
+
+def _touch(families: list[Family]) -> bool:
+    """Whether any family starts where another would go on, before or after it, along its axes."""
+    starts = {head for head, _ in families}
+    return any(
+        (x + n * s, y + n * e) in starts or (x - s, y - e) in starts
+        for (x, y), axes in families
+        for n, s, e in axes
+    )
 
 
 def _join_along(live: dict[Family, None], members: list[Family], stride: Point) -> list[Family]:
@@ -221,6 +242,8 @@ def _recut(families: list[Family]) -> list[Family]:
     The granule of an axis is the gcd of its extents. This undoes a join across a digit
     boundary, which hides that all runs are translates of one (fused QKV orders need it).
     """
+    if len({axes for _, axes in families}) == 1:  # one granule already
+        return families
     most = 8 * len(families) + 56
     extents = [{_stride(axis): axis[0] for axis in axes} for _, axes in families]
     granule = _granules(extents)

@@ -13,17 +13,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..maps._space import IntArray
+from ..maps._space import IntArray, row_major
 from ..maps._table import HEAD, PieceTable, from_ordered
 
 
 class Grid(NamedTuple):
     """Per axis the sorted intervals ``[low, high)``, and ``cell[i0, i1, ...]``, the position of the
-    box of each combination."""
+    box of each combination; ``ends``, ``cells`` and ``steps`` are the same as plain lists."""
 
     low: tuple[IntArray, ...]
     high: tuple[IntArray, ...]
     cell: IntArray
+    ends: list[list[tuple[int, int]]]
+    cells: list[int]
+    steps: tuple[int, ...]
 
 
 def grid_of(low: IntArray, high: IntArray) -> Grid | None:
@@ -42,7 +45,10 @@ def grid_of(low: IntArray, high: IntArray) -> Grid | None:
         return None
     cell = np.full(shape, -1, np.int64)
     cell[tuple(places)] = np.arange(low.shape[1])
-    return Grid(tuple(lows), tuple(highs), cell) if (cell >= 0).all() else None
+    if (cell < 0).any():
+        return None
+    ends = [list(zip(a.tolist(), b.tolist())) for a, b in zip(lows, highs)]
+    return Grid(tuple(lows), tuple(highs), cell, ends, cell.reshape(-1).tolist(), row_major(shape))
 
 
 class Meetings(NamedTuple):
