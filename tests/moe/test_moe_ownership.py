@@ -180,6 +180,15 @@ def written_through_data(plan):
     plan.dup_counts.data.fill_(7)
 
 
+def written_with_equal_bits(plan):
+    """No sum over the values can see this, only the tensor's version."""
+    plan.alloc[:] = plan.alloc.clone()
+
+
+def cut_through_data(plan):
+    plan.dst.data = plan.dst.data[:1]
+
+
 def given_other_memory(plan):
     plan.dst.data = plan.dst + 1
 
@@ -213,6 +222,8 @@ def other_rank(plan):
 
 
 CHANGES = [
+    written_with_equal_bits,
+    cut_through_data,
     written, written_through_numpy, written_through_data, given_other_memory, resized, other_leaf,
     longer_leaf, other_dtype, no_tensor, other_scalar, other_rank,
 ]  # fmt: skip
@@ -362,6 +373,14 @@ def test_owner_is_neutral_in_tree_structure():
     assert specs[0] == specs[1] == specs[2]
     assert len(sa.tree_leaves(one)) == len(LEAVES) == len(torch_pytree.tree_leaves(one))
     assert optree.tree_leaves(one) == [one]
+
+
+def test_pickles_carry_no_owner():
+    """Not even a hidden one: what is written for an owned plan is what is written for any."""
+    plan = plan_dispatch(solo(), TOPK)
+    structures = [optree.tree_structure(p, namespace="shardalg") for p in (plan, by_hand(plan))]
+    assert pickle.dumps(structures[0]) == pickle.dumps(structures[1])
+    assert plan._seal is not None and "_seal" not in plan.__getstate__()
 
 
 def test_equality_ignores_the_owner_and_plans_are_unhashable():
