@@ -57,14 +57,16 @@ FAILURES = [
 
 @pytest.mark.parametrize("work, argument, kind, words", FAILURES, ids=lambda x: getattr(x, "__name__", ""))
 def test_the_cause_is_raised_and_nobody_is_left(work, argument, kind, words):
+    others = set(multiprocessing.active_children())  # worlds that other tests keep alive
     begun = time.monotonic()
     with pytest.raises(kind, match=words):
         run_workers(work, argument, 2, timeout=60)
     assert time.monotonic() - begun < 30
-    assert multiprocessing.active_children() == []
+    assert set(multiprocessing.active_children()) <= others
 
 
 def test_a_worker_that_hangs_is_given_up():
+    others = set(multiprocessing.active_children())
     with pytest.raises(TransferError, match="rank 0"):
         run_workers(sleep_on_one, 60, 2, timeout=1)
-    assert multiprocessing.active_children() == []
+    assert set(multiprocessing.active_children()) <= others
