@@ -2,7 +2,10 @@
 
 E1: against DTensor.redistribute, with buffers given >= 4.5x (2 ranks), 8x (4), 15x (8); fresh >= 2x, 4x, 7x.
 E2: over gloo at most 1.4 times a raw all_to_all_single of the same bytes, already packed.
-E4: through shared memory at most 0.75 times raw gloo.
+E4: through shared memory at most 0.75 times raw gloo at 256 MiB.
+
+"raw gloo" moves the whole shard, the part that stays included: ours copies that part too. "off-rank"
+moves only what crosses ranks.
 """
 
 from __future__ import annotations
@@ -45,8 +48,10 @@ def setup(rank: int, mebibytes: int) -> Methods:
     checks = {name: lambda x: torch.equal(x, want) for name in calls}
     away = mine.numel() * 4 // ranks
     sizes = [0 if p == rank else away for p in range(ranks)]
-    packed, into = (torch.zeros(sum(sizes), dtype=torch.uint8) for _ in range(2))
-    calls["raw gloo"] = lambda: dist.all_to_all_single(into, packed, sizes, sizes)
+    packed, into = (torch.zeros(mine.nbytes, dtype=torch.uint8) for _ in range(2))
+    less, into_less = packed[: sum(sizes)], into[: sum(sizes)]
+    calls["raw gloo"] = lambda: dist.all_to_all_single(into, packed)
+    calls["off-rank"] = lambda: dist.all_to_all_single(into_less, less, sizes, sizes)
     copied = torch.empty_like(mine)
     calls["memcpy"] = lambda: copied.copy_(mine)
     return Methods(calls, checks, close=lambda: [c.close() for c in contexts])
@@ -62,10 +67,11 @@ def rows(times: Times, ranks: int, mebibytes: int) -> list[dict[str, Any]]:
             its = {**head, "ours": name, "ms": round(times.median(name) * 1e3, 2)}
             its["x DTensor"] = round(times.ratio("DTensor", name), 2)
             its["/ raw gloo"] = round(times.ratio(name, "raw gloo"), 2)
+            its["/ off-rank"] = round(times.ratio(name, "off-rank"), 2)
             its["/ raw work"] = round(times.work_ratio(name, "raw gloo"), 2)
             its["/ memcpy"] = round(times.ratio(name, "memcpy"), 1)
             if strategy == "shared":
-                its |= {"goal": f">= {goal}x DTensor", "ok": its["x DTensor"] >= goal or ranks == 8}
+                its |= {"goal": f">= {goal}x DTensor", "ok": its["x DTensor"] >= goal}
             if kind == "given" and ranks < 8 and strategy == "fused":
                 its |= {"goal": f"<= {GLOO} raw", "ok": its["/ raw gloo"] <= GLOO}
             if kind == "given" and ranks < 8 and strategy == "shared" and mebibytes >= 256:

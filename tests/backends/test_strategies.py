@@ -331,7 +331,7 @@ def ranks_on(hosts, strategy=None):
 
 @pytest.mark.parametrize(
     "hosts, names",
-    [("aaa", ["shared"] * 3), ("aab", ["mixed", "mixed", "p2p"]), ("abc", ["fused"] * 3)],
+    [("aaa", ["shared"] * 3), ("aab", ["mixed", "mixed", "p2p"]), ("abc", ["p2p"] * 3)],
 )
 def test_memory_is_shared_where_it_can_be(hosts, names):
     assert ranks_on(hosts) == names

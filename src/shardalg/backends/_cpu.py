@@ -86,7 +86,8 @@ class GlooTransport:
 
 def with_strategy(transport: GlooTransport, name: str | None, host: str | None) -> GlooTransport:
     """The transport with the strategy of that name, or the best one for where the ranks are: shared
-    memory takes about half of gloo's time, so it is used wherever two ranks can share it. Collective."""
+    memory takes about half of gloo's time, so it is used wherever two ranks can share it; else peer to
+    peer, which saves the copies of whole blocks. Collective."""
     if name is not None and name not in STRATEGIES:
         raise InvalidMapError(f"no strategy {name!r}; there are {STRATEGIES}")
     if len(transport.peers) == 1:
@@ -95,14 +96,11 @@ def with_strategy(transport: GlooTransport, name: str | None, host: str | None) 
     if len(set(asked)) > 1:
         words = dict(zip(transport.peers, asked))
         raise InvalidMapError(f"ranks ask for different strategies: {words}")
-    position = transport.peers.index(transport.ranks[0])
-    p2p = PeerToPeer(transport.group, position, transport.timeout)
-    if name == "p2p":
-        transport.strategy = p2p
-    elif name != "fused":
-        transport.strategy = (
-            meet_near(transport.gather_words, p2p, len(transport.peers), host) or transport.strategy
-        )
+    if name != "fused":
+        position = transport.peers.index(transport.ranks[0])
+        p2p = PeerToPeer(transport.group, position, transport.timeout)
+        near = None if name == "p2p" else meet_near(transport.gather_words, p2p, len(transport.peers), host)
+        transport.strategy = near or p2p
     return transport
 
 
@@ -125,9 +123,9 @@ def cpu(
 
     ``strategy`` says how messages travel: ``"fused"`` (one ``all_to_all_single`` per round),
     ``"p2p"`` (one message per peer), ``"shared"`` (memory of one host) or ``"mixed"`` (shared memory on
-    each host, peer to peer between them). The default shares memory wherever two ranks can, and
-    is fused where none can; so do ``"shared"`` and ``"mixed"``. ``host`` names what this rank takes for
-    its host, besides what the system says: ranks with other names do not share memory.
+    each host, peer to peer between them). The default shares memory wherever two ranks can and is
+    peer to peer where none can; so do ``"shared"`` and ``"mixed"``. ``host`` names what this rank takes
+    for its host, besides what the system says: ranks with other names do not share memory.
     """
     if store is not None:
         if rank is None or size is None or not 0 <= rank < size:

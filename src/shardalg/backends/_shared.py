@@ -34,6 +34,7 @@ WORD = 8  # a word of its own cache line every 8 words
 NONCE, READY, READ, CLOSED, POSTED, POST = (WORD * k for k in range(6))  # two lines of post
 STARTS = POST + 2 * WORD
 ORDERED = ("x86_64", "AMD64")  # processors that keep writes in order
+NAMESPACES = ("pid", "net", "ipc", "uts")
 SPINS = 200  # looks before the clock is asked
 PATIENCE = 0.02  # seconds of yielding before a waiter begins to sleep
 NAP = 0.0005
@@ -101,13 +102,14 @@ def look(process: int, file: int, ranks: int, nonce: int) -> Segment | None:
 
 
 def this_host(name: str | None = None) -> str:
-    """What ranks must have in common to share memory: the running system and the namespace of its
-    processes. Empty where sharing is not possible."""
+    """What ranks must have in common to share memory: the running system and its namespaces, since
+    containers and network namespaces stand for hosts of their own. Empty where sharing is not possible."""
     if platform.machine() not in ORDERED or not hasattr(os, "memfd_create"):
         return ""
     try:
         with open("/proc/sys/kernel/random/boot_id") as boot:
-            return f"{name or ''}/{boot.read().strip()}/{os.readlink('/proc/self/ns/pid')}"
+            spaces = [os.readlink(f"/proc/self/ns/{kind}") for kind in NAMESPACES]
+            return "/".join([name or "", boot.read().strip(), *spaces])
     except OSError:
         return ""
 
