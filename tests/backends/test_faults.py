@@ -14,7 +14,7 @@ from worlds import Team, exists, wait_for
 
 import shardalg as sa
 
-SIZE, VICTIM, TIMEOUT = 3, 1, 2.0
+SIZE, VICTIM, TIMEOUT = 3, 1, 1.0
 SOURCE, TARGET = rows(SIZE, (6, 6)), columns(SIZE, (6, 6))
 PROGRAM = sa.schedule(sa.plan(SOURCE, TARGET), max_bytes=32, dtypes="float32")
 SOON = 1.5  # seconds that an error takes where nobody has to wait for a timeout
@@ -256,7 +256,7 @@ def stress(seed):
 
 
 def test_random_plans_and_kills():
-    assert {stress(seed) for seed in range(3)} <= {True, False}
+    assert {stress(seed) for seed in range(2)} <= {True, False}
 
 
 @pytest.mark.stress
