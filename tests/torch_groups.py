@@ -5,12 +5,14 @@ from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import shardalg as sa
 from shardalg.interop import dtensor
+from shardalg.interop.dcp import LoadPlanner, SavePlanner
 
 SHAPE = (12, 12)
 HARD = [Replicate(), Shard(0)], [Shard(1), _StridedShard(1, split_factor=2)]  # torch 2.13 moves this wrongly
@@ -113,3 +115,25 @@ def wrong_local(ctx):
 
 
 CHECKS = {f.__name__: f for f in (hard_ours, hard_torchs, chain, other_mesh, torchs_own, wrong_local)}
+
+
+# --- checkpoints ----------------------------------------------------------------------------
+
+
+def save_and_load(ctx, folder):
+    """Save in one layout, load in others; whether this rank's shards are then right."""
+    full = numbered((7, 5))
+    rank = ctx.ranks[0]
+    layouts = [
+        sa.layout((7, 5), sa.Segments(0, ((4, sa.Split(0)), (3, sa.Replicate()))), ranks=4),
+        sa.layout((7, 5), sa.Cyclic(1, 1), ranks=4), sa.layout((7, 5), sa.Flat(3), ranks=4),
+    ]  # fmt: skip
+    with default_group(ctx):
+        entry = sa.sharded(layouts[0], {rank: sa.extract(layouts[0], full, rank)})
+        dcp.save({"w": entry, "step": 11}, checkpoint_id=folder, planner=SavePlanner())
+        right = []
+        for m in layouts:
+            state = {"w": sa.sharded(m, {rank: torch.zeros(m.shard_shape(rank))}), "step": 0}
+            dcp.load(state, checkpoint_id=folder, planner=LoadPlanner())
+            right.append(state["w"].shards[rank].equal(sa.extract(m, full, rank)) and state["step"] == 11)
+        return all(right)

@@ -198,6 +198,11 @@ def test_what_their_form_cannot_say_is_refused():
         deepspeed.to_map(layout((4, 2), sa.Flat(1), ranks=2))
 
 
+def test_a_column_is_one_piece_of_its_own_shape():
+    theirs = deepspeed.to_map(layout((8, 1), Split(0), ranks=2))
+    assert [p["shape"] for p in theirs["ranks"][1]["pieces"]] == [[4, 1]]
+
+
 # --- containers -----------------------------------------------------------------------------
 
 

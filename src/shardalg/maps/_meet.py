@@ -236,12 +236,12 @@ def chain_boxes(x: Blocks, strides: tuple[int, ...], budget: Budget) -> Iterator
 
 
 def _row(x: Blocks, d: Digits, chain: list[int], strides: tuple[int, ...], k: int) -> Row:
-    """Block ``k`` along the axes; of axes that share a stride only the innermost is longer than 1."""
+    """Block ``k`` along the axes; of axes that share a stride only the outermost is longer than 1."""
     level = {c: i for i, c in enumerate(chain)}
-    last = {s: axis for axis, s in enumerate(strides)}
+    first = {s: axis for axis, s in reversed(list(enumerate(strides)))}
     rows = []
     for axis, s in enumerate(strides):
-        i = level[s] if last[s] == axis else None
+        i = level[s] if first[s] == axis else None
         found = (0, 1, 1, 0) if i is None else (
             int(d.start[i, k]), int(d.count[i, k]), int(d.step[i, k]), int(d.payload[0, i, k])
         )  # fmt: skip
