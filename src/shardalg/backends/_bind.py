@@ -36,6 +36,7 @@ def bind(ctx: Context, plan: Runnable, *, dtypes: Any = None) -> Bound:
     Bound(program=<Program of 1 rounds, 16 bytes on the wire>)
     """
     check_context(ctx)
+    ctx.at("bind")
     program, problem = None, None
     try:
         program = _as_program(plan, dtypes)

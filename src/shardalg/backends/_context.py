@@ -103,8 +103,9 @@ class Context:
 
     # --- messages ---
 
-    def at(self, doing: str, word: Word, *, touched: bool = False) -> None:
+    def at(self, doing: str, word: Word | None = None, *, touched: bool = False) -> None:
         """Note what this process is doing, for errors here and, in the store, on other ranks."""
+        word = word or self._word
         self._doing, self._word, self._touched = doing, word, touched
         if self.others:
             self._words.say(self.ranks, word)

@@ -35,6 +35,7 @@ def gather_layouts(ctx: Context, mine: Layouts, *, limits: Limits = Limits()) ->
     True
     """
     check_context(ctx)
+    ctx.at("gather_layouts")
     try:
         text = json.dumps(_plain(mine))
     except ShardalgError as error:
