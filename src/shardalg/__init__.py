@@ -30,10 +30,10 @@ from .ops import SELECTORS as SELECTORS
 from .ops import Answer as Answer
 from .ops import Difference as Difference
 from .ops import Request as Request
+from .ops import adjoint as adjoint
 from .ops import block_cyclic as block_cyclic
 from .ops import canonicalize as canonicalize
 from .ops import cheapest as cheapest
-from .ops import adjoint as adjoint
 from .ops import check as check
 from .ops import check_layout as check_layout
 from .ops import complement as complement
@@ -72,6 +72,7 @@ from .ops import nest as nest
 from .ops import packed_experts as packed_experts
 from .ops import padded_vocabulary as padded_vocabulary
 from .ops import padding as padding
+from .ops import part as part
 from .ops import permute as permute
 from .ops import plan as plan
 from .ops import plan_experts as plan_experts
@@ -93,8 +94,8 @@ from .ops import restrict as restrict
 from .ops import scaled_by as scaled_by
 from .ops import schedule as schedule
 from .ops import section as section
-from .ops import shared_qk_value as shared_qk_value
 from .ops import sharded as sharded
+from .ops import shared_qk_value as shared_qk_value
 from .ops import simplify as simplify
 from .ops import subtract as subtract
 from .ops import translate as translate
@@ -128,6 +129,7 @@ from .show import to_text as to_text
 _MODULES = ("backends", "cli", "interop", "moe", "testing")
 _BACKENDS = ("Bound", "Context", "RunReport", "bind", "gather_layouts", "run", "run_async")
 _FUNCTIONS = dict.fromkeys(_BACKENDS, "backends")
+_INSIDE = {"Any", "annotations", "importlib", "maps", "ops", "placements", "plans"}
 
 
 def __getattr__(name: str) -> Any:
@@ -139,4 +141,6 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_MODULES, *_FUNCTIONS])
+    """The table of contents: what is promised, not what it is made of."""
+    names = {*globals(), *_MODULES, *_FUNCTIONS} - _INSIDE
+    return sorted(name for name in names if not name.startswith("_"))

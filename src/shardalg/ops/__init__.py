@@ -33,6 +33,7 @@ from ._named_weights import packed_experts as packed_experts
 from ._named_weights import padded_vocabulary as padded_vocabulary
 from ._named_weights import predivided_bias as predivided_bias
 from ._nest import nest as nest
+from ._part import part as part
 from ._permute import permute as permute
 from ._plan import plan as plan
 from ._plan_experts import expert_layouts as expert_layouts
