@@ -8,7 +8,7 @@ AWEX := awex==0.9.0
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup test thorough lint types format demo bench peers clean
+.PHONY: setup test mutants thorough lint types format demo bench peers clean
 
 setup: $(STAMP)
 
@@ -25,6 +25,9 @@ test: lint types
 
 thorough: $(STAMP)
 	$(BIN)/python -m pytest -q --hypothesis-profile=thorough -m "stress or not stress"
+
+mutants: $(STAMP)
+	$(BIN)/python tests/mutants.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -86,7 +86,8 @@ def main() -> int:
 
 def fails(tree: Path, test: str) -> bool:
     """Whether a test file fails in the changed tree."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"tests/ops/{test}"]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--hypothesis-profile=mutants",
+               f"tests/ops/{test}"]  # fmt: skip
     paths = [str(tree / p) for p in ("src", "tests")]
     done = subprocess.run(
         command, cwd=tree, env={**os.environ, "PYTHONPATH": ":".join(paths)}, capture_output=True, timeout=600
