@@ -1,0 +1,59 @@
+"""docs/api.md names everything public exactly once, and nothing else; ``dir`` is a table of contents."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import shardalg as sa
+
+PAGE = Path(__file__).parent.parent / "docs" / "api.md"
+PARTS = ("backends", "interop", "moe", "testing")  # whose names are listed too
+NAME = re.compile(r"`([A-Za-z0-9_.]+)`")
+
+
+def named(page: str) -> Counter[str]:
+    """How often each name stands in the first column of a table."""
+    cells = [line.split("|")[1] for line in page.splitlines() if line.startswith("|")]
+    return Counter(name for cell in cells for name in NAME.findall(cell))
+
+
+def public(module: ModuleType) -> set[str]:
+    """The names a module promises: what ``dir`` shows without modules and underscores."""
+    names = {name for name in dir(module) if not name.startswith("_")}
+    return {n for n in names if n == "laws" or not isinstance(getattr(module, n), ModuleType)}
+
+
+def promised() -> set[str]:
+    """All public names; those of a part that the package itself has too stand once, without the part."""
+    ours = set(dir(sa))
+    parts = {f"{part}.{name}" for part in PARTS for name in public(getattr(sa, part))}
+    again = {f"backends.{name}" for name in ours if getattr(sa, name) is getattr(sa.backends, name, None)}
+    return ours | parts - again
+
+
+def test_every_public_name_is_on_the_page_once():
+    found = named(PAGE.read_text())
+    assert sorted(promised() - set(found)) == [], "not on docs/api.md"
+    assert sorted(set(found) - promised()) == [], "on docs/api.md, but not public"
+    assert [name for name, count in found.items() if count > 1] == [], "more than once on docs/api.md"
+
+
+@pytest.mark.parametrize("page, want", [("| `plan`, `run` | of `x` |\n| `plan` | |", {"plan": 2, "run": 1})])
+def test_names_are_counted_in_the_first_column(page, want):
+    assert named(page) == want
+
+
+def test_the_package_lists_only_promises():
+    """No helper, no standard module, none of the packages it is made of."""
+    assert not {"Any", "annotations", "importlib", "maps", "ops", "placements", "plans"} & set(dir(sa))
+    assert all(hasattr(sa, name) and not name.startswith("_") for name in dir(sa))
+
+
+def test_the_kit_lists_its_names():
+    assert {"laws", "layouts", "ReshardMachine", "backend_suite"} <= set(dir(sa.testing))
+    assert not {"Any", "importlib", "hypothesis"} & set(dir(sa.testing))
