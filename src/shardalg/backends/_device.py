@@ -180,7 +180,7 @@ def tournament(position: int, count: int) -> list[int]:
     """Whom a rank meets, step by step; in every step the meetings are mutual.
 
     >>> [tournament(k, 3) for k in range(3)]
-    [[2, 1], [2, 0], [0, 1]]
+    [[1, 2], [2, 0], [1, 0]]
     """
     met = [(step - position) % count for step in range(count)]
     return [peer for peer in met if peer != position]

@@ -29,7 +29,7 @@ from .._errors import TransferError
 from ._strategies import PeerToPeer
 from ._transport import Buffers, Meanwhile, Outgoing, Strategy
 
-HALF = 4 << 20
+HALF = 4 << 20  # bytes of messages of one turn: fewer wait for each other more often, more leave the caches
 WORD = 8  # a word of its own cache line every 8 words
 NONCE, READY, READ, CLOSED, POSTED, POST = (WORD * k for k in range(6))  # two lines of post
 STARTS = POST + 2 * WORD
@@ -187,12 +187,12 @@ class Shared:
         began = time.monotonic()
         while words[word] < turn:
             waited = time.monotonic() - began
-            if words[CLOSED]:
+            if words[CLOSED] and words[word] < turn:  # it may have written, and then closed
                 raise TransferError(f"the peer at position {peer} closed its context")
             if waited < PATIENCE:
                 os.sched_yield()
                 continue
-            if _gone(self._alive[peer]):
+            if _gone(self._alive[peer]) and words[word] < turn:
                 raise TransferError(f"the process of the peer at position {peer} is gone")
             if waited > self._seconds:
                 raise TransferError(f"the peer at position {peer} did not answer within {self._seconds} s")
