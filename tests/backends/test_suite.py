@@ -35,7 +35,9 @@ BACKENDS = {
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_ours_pass(backend):
-    found = backend_suite(BACKENDS[backend], sizes=(1, 2, 3) if backend == "simulate" else (3,) if backend == "fused" else (2,))
+    found = backend_suite(
+        BACKENDS[backend], sizes=(1, 2, 3) if backend == "simulate" else (3,) if backend == "fused" else (2,)
+    )
     assert found == tuple(check.__name__ for check in CHECKS)
 
 
