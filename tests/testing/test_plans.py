@@ -117,7 +117,7 @@ NAMED = {
 
 
 def test_named_layouts_are_drawn():
-    found = set(sample(layouts((12, 2)), 200))
+    found = set(sample(layouts((12, 2)), 150))
     assert [name for name, some in NAMED.items() if not found.intersection(some)] == []
 
 

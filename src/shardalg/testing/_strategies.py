@@ -347,13 +347,13 @@ def layouts(
 
 @st.composite
 def _layouts(draw: DrawFn, tensor: Shape, ranks: int, scaled: bool) -> AffineMap:
-    made = layout(tensor, draw(placements(tensor, ranks, scaled=scaled)), ranks=ranks)
     kind = draw(st.sampled_from(["plain", "mesh", "renamed", "nested", "named"]))
     names = _named_for(tensor, ranks, scaled) if kind == "named" else []
     if names:
         return NAMED_LAYOUTS[draw(st.sampled_from(names))](tensor, ranks)
     if kind == "mesh" and tensor:
         return draw(_meshes(tensor, scaled))
+    made = layout(tensor, draw(placements(tensor, ranks, scaled=scaled)), ranks=ranks)
     if kind == "renamed":
         return relabel(made, domain=draw(st.permutations(range(ranks + 2)).map(lambda p: p[:ranks])))
     if kind == "nested":
