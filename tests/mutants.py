@@ -43,7 +43,7 @@ MUTANTS = [
     Mutant("_equivalent.py", "if sizes[0] != sizes[1]:", "if False:", "test_equivalent.py"),
     Mutant("_equivalent.py", "limits, Budget(limits)) == sizes[0]", "limits, Budget(limits)) >= 0", "test_equivalent.py"),
     Mutant("_folding.py", "if not len(families) < tiles <= most:", "if True:", "test_simplify.py"),
-    Mutant("_folding.py", "if len(points) == 2 and _step(points, 0)[1] < 0:", "if False:", "test_plan.py"),
+    Mutant("_folding.py", "return outer if extent > 2 or 3 * len(outer) <= len(heads) else alone", "return outer", "test_simplify.py"),
     Mutant("_holders.py", "tangled = bool(waiting) and", "tangled = False and", "test_plan.py"),
     Mutant("_layout.py", "first = (position - placement.first) % ranks", "first = position % ranks", "test_layout.py"),
     Mutant("_layout.py", "counts = [-(-units // ranks)] * ranks", "counts = [units // ranks] * ranks", "test_layout.py"),

@@ -10,13 +10,17 @@ from hypothesis import given
 from laws import agree, many, placed, randoms, some
 
 from shardalg import (
+    AffineMap,
     Attention,
     BlockGather,
     Custom,
     Cyclic,
     Experts,
+    Piece,
     Replicate,
     Segments,
+    Side,
+    Space,
     Split,
     compose,
     invert,
@@ -138,3 +142,16 @@ def test_a_map_with_nothing_to_fold_comes_back_itself_at_once():
 def test_blocks_dealt_in_turns_are_one_piece_per_rank():
     m = layout((4096, 8), Cyclic(0, 2), ranks=64)
     assert [len(m.pieces_of(r)) for r in range(64)] == [1] * 64
+
+
+def test_runs_that_joined_by_accident_are_cut_again():
+    """Four translates of one run, the middle two end to end: too long to be listed point by point."""
+    n = 10_000
+    runs = [(0, 0, n), (n, 2 * n, 2 * n), (3 * n, 5 * n, n)]
+    m = AffineMap.from_pieces(
+        Space.shards({0: (4 * n,)}),
+        Space.logical((6 * n,)),
+        [Piece((length,), Side(slot, (1,), 0), Side(element, (1,))) for slot, element, length in runs],
+    )
+    assert len(m) == 3
+    assert simplify(m).pieces == (Piece((2, 2, n), Side(0, (2 * n, n, 1), 0), Side(0, (3 * n, 2 * n, 1))),)
