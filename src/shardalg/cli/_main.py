@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
 import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from .._errors import ShardalgError, TransferError
 from ..interop._checkpoints import open_checkpoint
 from ..interop._layout_files import shipped
+from ._convert import MAPS, Conversion, convert
 from ._inspect import inspect, say_bytes
-from ._reshard import FULL, Options, Summary, reshard
+from ._plan import Forecast, forecast
+from ._reshard import FULL, Options, Summary, reshard, reshard_joined
 
 DONE, REFUSED, FAILED = 0, 1, 3  # argparse itself ends with 2
 TERMINATED = 128 + signal.SIGTERM
@@ -60,6 +64,8 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser("shardalg", description="Layouts of checkpoints, and moving between them.")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
     _add_reshard(commands.add_parser("reshard", help="write a checkpoint in another layout"))
+    _add_plan(commands.add_parser("plan", help="say what a reshard would move, and move nothing"))
+    _add_convert(commands.add_parser("convert", help="write per-rank files by other DeepSpeed maps"))
     look = commands.add_parser("inspect", help="say what a checkpoint holds")
     look.add_argument("path", help="a .safetensors file, an index, or a folder")
     look.set_defaults(command=_inspect)
@@ -67,7 +73,6 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _add_reshard(p: argparse.ArgumentParser) -> None:
-    layouts = f"a TOML layout file, or one that ships with this tool: {', '.join(shipped())}"
     p.description = (
         "Read SRC (a Hugging Face checkpoint, or a folder this tool wrote) by slices, move the tensors"
         " between live processes, and write DST, which appears under its name only when complete."
@@ -76,8 +81,60 @@ def _add_reshard(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "dst", metavar="DST", help="a folder, or with --to full a .safetensors file; must not exist"
     )
+    _add_layouts(p)
     p.add_argument(
-        "--to", required=True, metavar="LAYOUT", help=f"{layouts}; or {FULL} for a plain checkpoint"
+        "--file-bytes", type=_count, default=Options.file_bytes, help="bytes of tensors in a plain file"
+    )
+    p.add_argument(
+        "--timeout", type=_count, default=int(Options.timeout), help="seconds to wait for a process"
+    )
+    p.add_argument(
+        "--progress", action=argparse.BooleanOptionalAction, default=sys.stderr.isatty(),
+        help="draw a bar on the standard error stream (default: on a terminal)",
+    )  # fmt: skip
+    _add_writing(p)
+    p.set_defaults(command=_reshard)
+
+
+def _add_plan(p: argparse.ArgumentParser) -> None:
+    p.description = (
+        "Print what reshard with the same arguments would move. Nothing is read, moved or written."
+    )
+    p.add_argument("src", metavar="SRC", help="a .safetensors file, an index, or a folder")
+    _add_layouts(p)
+    p.add_argument("--json", action="store_true", help="print numbers for machines")
+    p.set_defaults(command=_plan)
+
+
+def _add_convert(p: argparse.ArgumentParser) -> None:
+    p.description = (
+        "Read a folder of per-rank safetensors or torch files that DeepSpeed maps describe, and write them by"
+        " other maps, weights and moments alike; no full tensor is built."
+    )
+    p.add_argument("src", metavar="SRC", help="a folder with one file per rank, in the order of their names")
+    p.add_argument("dst", metavar="DST", help=f"a folder; the new maps are written beside, as {MAPS}")
+    p.add_argument("--map", required=True, metavar="MAPS", help="the maps of SRC: a JSON or torch file")
+    p.add_argument("--to", required=True, metavar="MAPS|LAYOUT", help=f"the maps of DST, or {_layouts()}")
+    p.add_argument("--processes", type=_count, metavar="N", help="ranks, where --to is a layout")
+    p.add_argument("--unit", action="append", default=[], type=_unit, metavar="WORD=SIZE")
+    p.add_argument("--without-moments", action="store_true", help="leave optimizer moments out")
+    _add_writing(p)
+    p.set_defaults(command=_convert)
+
+
+def _layouts() -> str:
+    return f"a TOML layout file, or one that ships with this tool: {', '.join(shipped())}"
+
+
+def _add_writing(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--force", action="store_true", help="replace DST once the new one is complete")
+    p.add_argument("--json", action="store_true", help="print the numbers for machines")
+
+
+def _add_layouts(p: argparse.ArgumentParser) -> None:
+    """What says how a checkpoint is stored and is to be."""
+    p.add_argument(
+        "--to", required=True, metavar="LAYOUT", help=f"{_layouts()}; or {FULL} for a plain checkpoint"
     )
     p.add_argument("--processes", required=True, type=_count, metavar="N", help="ranks of the new layout")
     p.add_argument(
@@ -93,13 +150,6 @@ def _add_reshard(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--max-bytes", type=_count, default=Options.max_bytes, help="bytes staged by a rank at once"
     )
-    p.add_argument(
-        "--file-bytes", type=_count, default=Options.file_bytes, help="bytes of tensors in a plain file"
-    )
-    p.add_argument(
-        "--timeout", type=_count, default=int(Options.timeout), help="seconds to wait for a process"
-    )
-    p.set_defaults(command=_reshard)
 
 
 def _count(text: str) -> int:
@@ -122,11 +172,54 @@ def _inspect(given: argparse.Namespace) -> None:
 
 def _reshard(given: argparse.Namespace) -> None:
     options = Options(given.group_bytes, given.max_bytes, given.file_bytes, float(given.timeout))
-    summary = reshard(
+    run = reshard_joined if {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= set(os.environ) else reshard
+    summary = run(
         given.src, given.dst, given.to, given.processes, start=given.start,
         start_processes=given.from_processes, units=dict(given.unit), options=options,
+        force=given.force, progress=given.progress,
     )  # fmt: skip
-    print("\n".join(say_summary(summary)))
+    if summary is not None:  # under torchrun the first rank speaks
+        _print(given, summary, say_summary(summary))
+
+
+def _plan(given: argparse.Namespace) -> None:
+    options = Options(given.group_bytes, given.max_bytes)
+    found = forecast(
+        given.src, given.to, given.processes, start=given.start, start_processes=given.from_processes,
+        units=dict(given.unit), options=options,
+    )  # fmt: skip
+    _print(given, found, say_forecast(found))
+
+
+def _convert(given: argparse.Namespace) -> None:
+    made = convert(
+        given.src, given.dst, given.map, given.to, processes=given.processes,
+        moments=not given.without_moments, units=dict(given.unit), force=given.force,
+    )  # fmt: skip
+    _print(given, made, say_conversion(made))
+
+
+def _print(given: argparse.Namespace, value: Any, lines: list[str]) -> None:
+    print(json.dumps(dataclasses.asdict(value)) if given.json else "\n".join(lines))
+
+
+def say_forecast(f: Forecast) -> list[str]:
+    """The lines printed for a plan."""
+    return [
+        f"{f.tensors} tensors, {say_bytes(f.nbytes)}",
+        f"{f.copies} copies, {say_bytes(f.wire_bytes)} on the wire, lower bound {say_bytes(f.lower_bound)},"
+        f" {f.rounds} rounds",
+        f"a rank sends at most {say_bytes(f.most_sent)} and gets at most {say_bytes(f.most_received)}",
+        "", f.picture,
+    ]  # fmt: skip
+
+
+def say_conversion(c: Conversion) -> list[str]:
+    """The lines printed after a conversion."""
+    return [
+        f"{c.tensors} tensors ({c.moments} moments) from {c.source_ranks} to {c.target_ranks} ranks",
+        f"{c.copies} copies, {say_bytes(c.nbytes)} written",
+    ]
 
 
 def say_summary(s: Summary) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from ..interop._outputs import (
     appearing,
     finish,
     nbytes,
+    partial,
     plain_output,
     prepare,
     rank_output,
@@ -31,6 +33,7 @@ from ..plans import Program, TreePlan
 from ._workers import peak_memory, run_workers, warm_up
 
 FULL = "full"
+BAR = 24  # characters
 
 
 @struct
@@ -48,6 +51,7 @@ class Job:
     checkpoint: Checkpoint
     steps: tuple[Step, ...]
     output: Output
+    progress: bool = False
 
 
 @struct
@@ -84,30 +88,114 @@ def reshard(
     start_processes: int | None = None,
     units: Mapping[str, int] | None = None,
     options: Options = Options(),
+    force: bool = False,
+    progress: bool = False,
 ) -> Summary:
     """Write the checkpoint at ``source`` to ``destination`` in the layout ``to`` on ``processes`` ranks.
 
     ``to`` is a layout file, one that ships with the library, or ``"full"`` for a plain checkpoint. A plain
     source is read in the target's slices, so that nothing crosses; with ``start`` (a layout, on
     ``start_processes`` ranks) it is read in that one and moved. Everything that can be refused is refused
-    before a process starts.
+    before a process starts. ``force`` replaces what is at ``destination``, once the new is complete;
+    ``progress`` draws a bar on the standard error stream.
     """
     begun = time.monotonic()
-    require_absent(Path(destination))
+    if not force:
+        require_absent(Path(destination))
+    task = prepared(source, to, processes, start, start_processes, units, options)
+    warm_up()
+    with appearing(destination, force=force) as folder:
+        job = _job(task, folder, progress)
+        prepare(job.output)
+        peaks = run_workers(work, job, task.count, timeout=options.timeout)
+        finish(job.output)
+    return _summary(task.checkpoint, task.steps, time.monotonic() - begun, max(peaks))
+
+
+def reshard_joined(
+    source: str,
+    destination: str,
+    to: str,
+    processes: int,
+    *,
+    start: str | None = None,
+    start_processes: int | None = None,
+    units: Mapping[str, int] | None = None,
+    options: Options = Options(),
+    force: bool = False,
+    progress: bool = False,
+) -> Summary | None:
+    """``reshard`` as one of the processes that ``torchrun`` started, on one or many machines that share the
+    file system. Collective; the first returns the summary, the others None."""
+    begun = time.monotonic()
+    if not force:
+        require_absent(Path(destination))
+    task = prepared(source, to, processes, start, start_processes, units, options)
+    with sa.backends.cpu(timeout=timedelta(seconds=options.timeout)) as ctx:
+        if len(ctx.peers) < task.count:
+            raise InvalidMapError(
+                f"the layouts have {task.count} ranks, torchrun started {len(ctx.peers)} processes; pass"
+                f" --nproc-per-node {task.count}"
+            )
+        if ctx.ranks[0] != min(ctx.peers):
+            job = _job(task, partial(Path(destination)), progress)
+            _gathered(ctx, 0)  # the files are there
+            _gathered(ctx, work(ctx, job))
+            return None
+        with appearing(destination, force=force) as folder:
+            job = _job(task, folder, progress)
+            prepare(job.output)
+            _gathered(ctx, 0)
+            peaks = _gathered(ctx, work(ctx, job))
+            finish(job.output)
+    return _summary(task.checkpoint, task.steps, time.monotonic() - begun, max(peaks))
+
+
+def _gathered(ctx: Any, number: int) -> list[int]:
+    """A number of every process, once all are here."""
+    return [int(word) for word in ctx.gather({ctx.ranks[0]: b"%d" % number}).values()]
+
+
+@struct
+class Prepared:
+    """A run that nothing refuses: what is read, the new arrangement, the steps, how many ranks take part."""
+
+    checkpoint: Checkpoint
+    to: str
+    target: tuple[tuple[str, Stored], ...]
+    steps: tuple[Step, ...]
+    processes: int
+    count: int
+    units: tuple[tuple[str, int], ...]
+    options: Options
+
+
+def prepared(
+    source: str,
+    to: str,
+    processes: int,
+    start: str | None,
+    start_processes: int | None,
+    units: Mapping[str, int] | None,
+    options: Options,
+) -> Prepared:
+    """Everything about a run but its output; what can be refused is refused here."""
     checkpoint = open_checkpoint(source)
     words = dict(checkpoint.units) | dict(units or {})
     target = arranged(checkpoint, to, processes, words)
-    origin, count = _origin(checkpoint, target, start, start_processes or processes, words)
+    origin, count = origin_of(checkpoint, target, start, start_processes or processes, words)
     steps = plan_steps(origin, target, options)
-    warm_up()
-    with appearing(destination) as folder:
-        output = _output(folder, checkpoint, to, target, processes, words, options)
-        prepare(output)
-        peaks = run_workers(
-            work, Job(checkpoint, steps, output), max(processes, count), timeout=options.timeout
-        )
-        finish(output)
-    return _summary(checkpoint, steps, time.monotonic() - begun, max(peaks))
+    return Prepared(
+        checkpoint, to, tuple(target.items()), steps, processes, max(processes, count),
+        tuple(words.items()), options,
+    )  # fmt: skip
+
+
+def _job(task: Prepared, folder: Path, progress: bool) -> Job:
+    output = _output(
+        folder, task.checkpoint, task.to, dict(task.target), task.processes, dict(task.units), task.options
+    )
+    return Job(task.checkpoint, task.steps, output, progress)
 
 
 def arranged(checkpoint: Checkpoint, to: str, processes: int, units: Mapping[str, int]) -> dict[str, Stored]:
@@ -119,7 +207,7 @@ def arranged(checkpoint: Checkpoint, to: str, processes: int, units: Mapping[str
     return arrange(read_layout_file(to), checkpoint.logical, processes, units)
 
 
-def _origin(
+def origin_of(
     checkpoint: Checkpoint,
     target: dict[str, Stored],
     start: str | None,
@@ -180,10 +268,22 @@ def _output(
 def work(ctx: Any, job: Job) -> int:
     """One rank's part: step by step read, move, write. The most bytes of memory it held."""
     (rank,) = ctx.ranks
-    for step in job.steps:
+    for k, step in enumerate(job.steps):
         shards = load(job.checkpoint, dict(step.sources), rank)
         save(job.output, rank, moved(ctx, step, shards))
+        if job.progress and rank == min(ctx.peers):
+            print(bar(k + 1, len(job.steps)), end="", file=sys.stderr, flush=True)
     return peak_memory()
+
+
+def bar(done: int, total: int) -> str:
+    """A bar that is drawn over the one before it; the last ends its line.
+
+    >>> bar(1, 4), bar(4, 4)
+    ('\\r[######                  ] 1/4 steps', '\\r[########################] 4/4 steps\\n')
+    """
+    full = BAR * done // total
+    return f"\r[{'#' * full}{' ' * (BAR - full)}] {done}/{total} steps" + ("\n" if done == total else "")
 
 
 def moved(ctx: Any, step: Step, shards: Mapping[str, Any]) -> dict[str, Any]:

@@ -142,32 +142,49 @@ def finish(output: Output) -> None:
 
 
 @contextmanager
-def appearing(destination: str | os.PathLike[str]) -> Iterator[Path]:
+def appearing(destination: str | os.PathLike[str], *, force: bool = False) -> Iterator[Path]:
     """A fresh folder to write in. At the end of the block it becomes ``destination``, or its one file does
     where that ends in ``.safetensors``; on an error it is removed.
 
-    Nothing is written over. What a killed run has left is removed by the next one.
+    Nothing is written over, unless ``force`` says that what is under the name goes once the new is
+    complete. What a killed run has left is removed by the next one.
     """
     target = Path(destination)
-    require_absent(target)
+    if not force:
+        require_absent(target)
     if not target.parent.is_dir():
         raise InvalidMapError(f"{target}: there is no folder {target.parent} to write it in; make it first")
-    folder = target.parent / f".{target.name}.partial"
+    folder = partial(target)
     with _locked(folder, target):
         try:
             yield folder
+            if force:
+                _remove(target)
             require_absent(target)
             _publish(folder, target)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def partial(target: Path) -> Path:
+    """The folder that is written until a destination is complete."""
+    return target.parent / f".{target.name}.partial"
+
+
 def require_absent(target: Path) -> None:
     """Raise if there is something under the name already."""
     if os.path.lexists(target):
         raise InvalidMapError(
-            f"{target} exists and nothing is written over; remove it or choose another name"
+            f"{target} exists and nothing is written over; choose another name, remove it, or pass --force"
         )
+
+
+def _remove(target: Path) -> None:
+    """What is under a name is gone."""
+    if target.is_dir() and not target.is_symlink():
+        shutil.rmtree(target)
+    else:
+        target.unlink(missing_ok=True)
 
 
 @contextmanager

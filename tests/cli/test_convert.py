@@ -1,0 +1,191 @@
+"""``shardalg convert``: DeepSpeed shards of one degree become those of another, moments as their weights."""
+
+import json
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import shardalg as sa
+from shardalg.cli import main
+from shardalg.cli._convert import convert
+from shardalg.interop import deepspeed
+
+KINDS = ("", "exp_avg", "exp_avg_sq")
+QKV = sa.Attention(kv_heads=16)
+
+
+def layouts(ranks):
+    """A fused qkv, a column- and a row-parallel weight, experts, and a bias added on every rank."""
+    return {
+        "h.0.qkv": sa.named_qkv("CodeGenBlock")((96, 4), QKV, ranks),
+        "h.0.up": sa.layout((10, 4), sa.Split(0), ranks=ranks),
+        "h.0.down": sa.layout((4, 10), sa.Split(1, rule="balanced"), ranks=ranks),
+        "experts": sa.layout((8, 3, 2), sa.Experts.uniform(8, ranks)),
+    }
+
+
+def bias(ranks):
+    return {"h.0.bias": sa.layout((4,), sa.Replicate(Fraction(1, ranks)), ranks=ranks)}
+
+
+def tensors(maps, kinds=KINDS):
+    g = torch.Generator().manual_seed(7)
+    return {
+        (kind, name): torch.randn(m.logical_shape, generator=g) for name, m in maps.items() for kind in kinds
+    }
+
+
+def stored_name(kind, name):
+    return f"{name}.{kind}" if kind else name
+
+
+def write(folder, maps, full, ranks, form):
+    """The shards in files of one kind, and the maps beside them."""
+    folder.mkdir()
+    for rank in range(ranks):
+        shards = {key: sa.extract(maps[key[1]], x, rank) for key, x in full.items()}
+        if form == "safetensors":
+            named = {stored_name(*key): x for key, x in shards.items()}
+            save_file(named | {"norm": torch.ones(3)}, folder / f"tp_{rank:02d}.safetensors")
+        else:
+            tree = {"step": 5, "module": {n: x for (k, n), x in shards.items() if not k}}
+            tree |= {kind: {n: x for (k, n), x in shards.items() if k == kind} for kind in KINDS[1:]}
+            torch.save(tree, folder / f"tp_{rank:02d}.pt")
+    params = {name: deepspeed.to_map(m) for name, m in maps.items()}
+    (folder / "maps.json").write_text(json.dumps({"affine_map": {"version": 1, "params": params}}))
+    return str(folder / "maps.json")
+
+
+def read(folder, rank, form):
+    if form == "safetensors":
+        return load_file(folder / f"rank-{rank:05d}.safetensors")
+    tree = torch.load(folder / f"rank-{rank:05d}.pt", weights_only=True)
+    assert tree["step"] == 5
+    found = {stored_name(kind, n): x for kind in KINDS[1:] for n, x in tree.get(kind, {}).items()}
+    return found | tree["module"]
+
+
+@pytest.mark.parametrize("form", ["safetensors", "pt"])
+@pytest.mark.parametrize("before, after", [(2, 4), (4, 1)])
+def test_every_shard_is_what_the_new_maps_say(tmp_path, form, before, after, capfd):
+    old, new = layouts(before), layouts(after)
+    full = tensors(old)
+    maps = write(tmp_path / "old", old, full, before, form)
+    to = write(tmp_path / "new", new, full, after, form)
+    arguments = ["convert", tmp_path / "old", tmp_path / "out", "--map", maps, "--to", to, "--json"]
+    assert main(list(map(str, arguments))) == 0
+    made = json.loads(capfd.readouterr().out)
+    assert (made["source_ranks"], made["target_ranks"]) == (before, after)
+    assert (made["tensors"], made["moments"]) == (3 * len(old), 2 * len(old))
+    for rank in range(after):
+        found = read(tmp_path / "out", rank, form)
+        for (kind, name), x in full.items():
+            assert found[stored_name(kind, name)].equal(sa.extract(new[name], x, rank)), (kind, name)
+    again = deepspeed.from_container(json.loads((tmp_path / "out" / "affine_map.json").read_text()))
+    assert all(sa.equivalent(again[name], m) for name, m in new.items())
+
+
+def test_a_layout_file_says_the_target(tmp_path):
+    old = {"up": sa.layout((12, 4), sa.Split(0), ranks=2)}
+    full = tensors(old)
+    maps = write(tmp_path / "old", old, full, 2, "safetensors")
+    layout = tmp_path / "l.toml"
+    layout.write_text('format = 1\n[[tensor]]\nname = "up"\nplacement = { kind = "Split", axis = 1 }')
+    made = convert(str(tmp_path / "old"), str(tmp_path / "out"), maps, str(layout), processes=4)
+    assert made.target_ranks == 4
+    new = sa.layout((12, 4), sa.Split(1), ranks=4)
+    for rank in range(4):
+        found = load_file(tmp_path / "out" / f"rank-{rank:05d}.safetensors")
+        assert found["up.exp_avg"].equal(sa.extract(new, full["exp_avg", "up"], rank))
+        assert found["norm"].equal(torch.ones(3))
+
+
+def test_no_full_tensor_is_built(tmp_path, monkeypatch):
+    """The most elements that anything made here has are those of one shard."""
+    old, new = ({"w": sa.layout((64, 8), sa.Split(axis), ranks=4)} for axis in (0, 1))
+    full = tensors(old, [""])
+    maps, to = (write(tmp_path / name, m, full, 4, "safetensors") for name, m in (("old", old), ("new", new)))
+    seen = []
+    zeros = sa.cli._convert.zeros
+    monkeypatch.setattr(
+        sa.cli._convert, "zeros", lambda like, shape: seen.append(math.prod(shape)) or zeros(like, shape)
+    )
+    convert(str(tmp_path / "old"), str(tmp_path / "out"), maps, to)
+    assert seen == [64 * 8 // 4] * 4
+
+
+# --- scales and refusals --------------------------------------------------------------------
+
+
+def scaled(tmp_path):
+    """A checkpoint with a bias over a scale that changes, and the maps of both sides."""
+    old, new = bias(2), bias(3)
+    full = tensors(old)
+    maps = write(tmp_path / "old", old, full, 2, "safetensors")
+    to = write(tmp_path / "new", new, full, 3, "safetensors")
+    return full, ["convert", str(tmp_path / "old"), str(tmp_path / "out"), "--map", maps, "--to", to]
+
+
+def test_moments_over_a_scale_would_resume_wrongly_and_are_refused(tmp_path, capfd):
+    """Case 5."""
+    _, arguments = scaled(tmp_path)
+    assert main(arguments) == 1
+    said = capfd.readouterr().err
+    assert "h.0.bias.exp_avg" in said and "2/3" in said and "learning rate and epsilon" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_moments_the_parameter_moves_by_the_exact_ratio(tmp_path, capfd):
+    full, arguments = scaled(tmp_path)
+    assert main([*arguments, "--without-moments"]) == 0
+    for rank in range(3):
+        found = load_file(tmp_path / "out" / f"rank-{rank:05d}.safetensors")
+        assert sorted(found) == ["h.0.bias", "norm"]
+        torch.testing.assert_close(found["h.0.bias"], full["", "h.0.bias"] / 3)
+
+
+def change(folder, rank, edit):
+    file = folder / f"tp_{rank:02d}.safetensors"
+    held = load_file(file)
+    edit(held)
+    save_file(held, file)
+
+
+@pytest.mark.parametrize(
+    "edit, words",
+    [
+        (lambda held: held.pop("up"), "'up': its map names rank 1, whose file does not hold it"),
+        (lambda held: held.update(up=held["up"].double()), "dtypes .* on different ranks"),
+        (lambda held: held.update(up=held["up"][:3].clone()), r"shape \(3, 4\), the layout says \(6, 4\)"),
+        (
+            lambda held: held.update(norm=torch.zeros(3)),
+            "'norm' has no map and is not the same",
+        ),
+        (lambda held: held.update({"momentum.up": held["up"].clone()}), "'momentum.up' has no map"),
+    ],
+)
+def test_files_that_are_not_what_the_maps_say_are_refused(tmp_path, edit, words):
+    old = {"up": sa.layout((12, 4), sa.Split(0), ranks=2)}
+    maps = write(tmp_path / "old", old, tensors(old, [""]), 2, "safetensors")
+    change(tmp_path / "old", 1, edit)
+    with pytest.raises(sa.InvalidMapError, match=words):
+        convert(str(tmp_path / "old"), str(tmp_path / "out"), maps, maps)
+    assert not (tmp_path / "out").exists()
+
+
+def test_maps_of_other_tensors_are_refused(tmp_path):
+    old = {"up": sa.layout((12, 4), sa.Split(0), ranks=2)}
+    maps = write(tmp_path / "old", old, tensors(old, [""]), 2, "safetensors")
+    new = {"down": old["up"]}
+    to = write(tmp_path / "new", new, tensors(new, [""]), 2, "safetensors")
+    with pytest.raises(sa.InvalidMapError, match=r"alone has \['up'\], the target alone \['down'\]"):
+        convert(str(tmp_path / "old"), str(tmp_path / "out"), maps, to)
+    with pytest.raises(sa.InvalidMapError, match="no file holds 'down', which has a map; the nearest name"):
+        convert(str(tmp_path / "old"), str(tmp_path / "out"), to, to)
+    with pytest.raises(sa.InvalidMapError, match="pass --processes"):
+        convert(str(tmp_path / "old"), str(tmp_path / "out"), maps, "transformer-tp")
+    with pytest.raises(sa.InvalidMapError, match="found \\[\\]"):
+        convert(str(tmp_path), str(tmp_path / "out"), maps, maps)
