@@ -33,33 +33,78 @@ MUTANTS = [
         "if False:",
         "test_compose.py",
     ),
-    Mutant("_invert.py", "sign * c.denominator, sign * c.numerator", "c.numerator, c.denominator", "test_invert.py"),
+    Mutant(
+        "_invert.py",
+        "sign * c.denominator, sign * c.numerator",
+        "c.numerator, c.denominator",
+        "test_invert.py",
+    ),
     Mutant("_sets.py", "minus(b.table, a.table, limits", "minus(a.table, b.table, limits", "test_sets.py"),
     Mutant("_nest.py", "width = 1 + max(", "width = max(", "test_nest.py"),
     Mutant("_relabel.py", "return keys[rank], name", "return rank, name", "test_relabel.py"),
     Mutant("_regions.py", "start * stride", "start", "test_regions.py"),
     Mutant("_product.py", "width = 1 + max(b.ranks", "width = max(b.ranks", "test_product.py"),
-    Mutant("_divide.py", "largest if equivalent(made, m, limits=limits) else", "largest if True else", "test_divide.py"),
+    Mutant(
+        "_divide.py",
+        "largest if equivalent(made, m, limits=limits) else",
+        "largest if True else",
+        "test_divide.py",
+    ),
     Mutant("_equivalent.py", "if sizes[0] != sizes[1]:", "if False:", "test_equivalent.py"),
-    Mutant("_equivalent.py", "limits, Budget(limits)) == sizes[0]", "limits, Budget(limits)) >= 0", "test_equivalent.py"),
+    Mutant(
+        "_equivalent.py",
+        "limits, Budget(limits)) == sizes[0]",
+        "limits, Budget(limits)) >= 0",
+        "test_equivalent.py",
+    ),
     Mutant("_folding.py", "if not len(families) < tiles <= most:", "if True:", "test_simplify.py"),
-    Mutant("_folding.py", "return outer if extent > 2 or 3 * len(outer) <= len(heads) else alone", "return outer", "test_simplify.py"),
+    Mutant(
+        "_folding.py",
+        "return outer if extent > 2 or 3 * len(outer) <= len(heads) else alone",
+        "return outer",
+        "test_simplify.py",
+    ),
     Mutant("_holders.py", "tangled = bool(waiting) and", "tangled = False and", "test_plan.py"),
-    Mutant("_layout.py", "first = (position - placement.first) % ranks", "first = position % ranks", "test_layout.py"),
-    Mutant("_layout.py", "counts = [-(-units // ranks)] * ranks", "counts = [units // ranks] * ranks", "test_layout.py"),
-    Mutant("_layout.py", "current = _cut_again(current, placements[axis]", "current = _cut_again(current, placements[0]", "test_layout.py"),
+    Mutant(
+        "_layout.py",
+        "first = (position - placement.first) % ranks",
+        "first = position % ranks",
+        "test_layout.py",
+    ),
+    Mutant(
+        "_layout.py",
+        "counts = [-(-units // ranks)] * ranks",
+        "counts = [units // ranks] * ranks",
+        "test_layout.py",
+    ),
+    Mutant(
+        "_layout.py",
+        "current = _cut_again(current, placements[axis]",
+        "current = _cut_again(current, placements[0]",
+        "test_layout.py",
+    ),
     Mutant("_select.py", "r.flat[r.start + r.target % r.count]", "r.flat[r.start]", "test_plan.py"),
     Mutant("_select.py", "np.where(_own(r), r.target, spread)", "spread", "test_plan.py"),
-    Mutant("_plan.py", "down = _reciprocal(s.numerator[met.left], s.denominator[met.left])", "down = (s.numerator[met.left], s.denominator[met.left])", "test_plan.py"),
-    Mutant("_plan.py", "if missing == \"error\":", "if False:", "test_plan.py"),
+    Mutant(
+        "_plan.py",
+        "down = _reciprocal(s.numerator[met.left], s.denominator[met.left])",
+        "down = (s.numerator[met.left], s.denominator[met.left])",
+        "test_plan.py",
+    ),
+    Mutant("_plan.py", 'if missing == "error":', "if False:", "test_plan.py"),
     Mutant("_balance.py", "middle = (low + high) // 2", "middle = high", "test_plan.py"),
     Mutant("_boxes.py", "offset_a += (low - la) * sa", "offset_a += 0", "test_plan.py"),
     Mutant("_grid.py", "step[extent == 1] = 0", "step[extent == 2] = 0", "test_plan.py"),
     Mutant("_views.py", "at += shape[axis]", "at += 1", "test_views.py"),
-    Mutant("_tensors.py", "scaled(stored, s.scale[1], s.scale[0])", "scaled(stored, s.scale[0], s.scale[1])", "test_tensors.py"),
+    Mutant(
+        "_tensors.py",
+        "scaled(stored, s.scale[1], s.scale[0])",
+        "scaled(stored, s.scale[0], s.scale[1])",
+        "test_tensors.py",
+    ),
     Mutant("_plan_tree.py", "if key not in made:", "if True:", "test_plan.py"),
     Mutant("_plan_experts.py", "if packed is None or source == packed:", "if True:", "test_plan.py"),
-]  # fmt: skip
+]
 
 
 def main() -> int:
@@ -86,8 +131,8 @@ def main() -> int:
 
 def fails(tree: Path, test: str) -> bool:
     """Whether a test file fails in the changed tree."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--hypothesis-profile=mutants",
-               f"tests/ops/{test}"]  # fmt: skip
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+    command += ["--hypothesis-profile=mutants", f"tests/ops/{test}"]
     paths = [str(tree / p) for p in ("src", "tests")]
     done = subprocess.run(
         command, cwd=tree, env={**os.environ, "PYTHONPATH": ":".join(paths)}, capture_output=True, timeout=600
