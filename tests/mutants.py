@@ -60,11 +60,11 @@ MUTANTS = [
     Mutant("_folding.py", "if not len(families) < tiles <= most:", "if True:", "test_simplify.py"),
     Mutant(
         "_folding.py",
-        "return outer if extent > 2 or 3 * len(outer) <= len(heads) else alone",
-        "return outer",
+        "if n < count and not _repeats(points, heads, n, step):",
+        "if False:",
         "test_simplify.py",
     ),
-    Mutant("_holders.py", "tangled = bool(waiting) and", "tangled = False and", "test_plan.py"),
+    Mutant("_holders.py", "tangled = bool(waiting) and", "tangled = False and", "test_holders.py"),
     Mutant(
         "_layout.py",
         "first = (position - placement.first) % ranks",

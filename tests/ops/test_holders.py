@@ -11,10 +11,14 @@ from laws import recut
 from oracle import meaning
 
 from shardalg import (
+    AffineMap,
     Experts,
     InvalidMapError,
+    Piece,
     Replicate,
     Segments,
+    Side,
+    Space,
     Split,
     equivalent,
     holders,
@@ -109,3 +113,26 @@ def test_own_rows_that_run_on_into_replicated_ones_cost_no_more_than_others():
 def test_an_element_outside_is_refused():
     with pytest.raises(InvalidMapError, match=r"element 9 is outside the tensor, 0\.\.3"):
         holders(layout((4,), Split(0), ranks=2), 9)
+
+
+def test_the_lowest_slot_wins_where_pieces_interleave():
+    """Slots 0 and 2 hold elements 1 and 0, slot 1 holds element 0 too: it is the lower one, though
+    its piece comes second."""
+    one = AffineMap.from_pieces(
+        Space.shards({0: (3,)}),
+        Space.logical((2,)),
+        [Piece((2,), Side(0, (2,), 0), Side(1, (-1,))), Piece((), Side(1, (), 0), Side(0, ()))],
+    )
+    cut = atoms(one).table.columns
+    slots = {
+        int(e) + i * int(t): int(s) + i * int(d)
+        for s, e, n, d, t in zip(
+            cut.dom_offset,
+            cut.cod_offset,
+            cut.shape.prod(axis=0),
+            cut.dom_strides.sum(axis=0),
+            cut.cod_strides.sum(axis=0),
+        )
+        for i in range(int(n))
+    }
+    assert slots == {0: 1, 1: 0}

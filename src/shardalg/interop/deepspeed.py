@@ -206,7 +206,7 @@ def to_map(m: AffineMap, *, limits: Limits = Limits(pieces=1 << 16)) -> dict[str
     by_rank: dict[int, list[tuple[_Box, tuple[int, ...], Fraction]]] = {r: [] for r in m.ranks}
     count = 0
     for ranks, its in holders(m):  # type: ignore[misc]
-        for piece in simplify(corestrict(m, its)).pieces:  # type: ignore[arg-type]
+        for piece in simplify(corestrict(m, its)).pieces:
             assert piece.domain.rank is not None
             for box in _boxes(m, piece):
                 count += 1
