@@ -67,12 +67,15 @@ def timed(setup: Setup, ranks: int, *arguments: Any, rounds: int = 9) -> Times:
         theirs.close()
         pipes.append(mine)
         workers.append(worker)
+    patience = 0.0
     try:
         answers = [pipe.recv() for pipe in pipes]
+        patience = 30.0
     finally:
         for worker in workers:
-            worker.join(30)
+            worker.join(patience)
             worker.kill()
+            worker.join()
     for answer in answers:
         if isinstance(answer, Exception):
             raise answer
