@@ -12,7 +12,7 @@ import numpy as np
 from .._errors import InvalidMapError
 from .._limits import Limits
 from ..maps import AffineMap, Piece, Side, Space
-from ..maps._map import from_columns, full, known, remember
+from ..maps._map import columns_of, from_columns, full, known, remember
 from ..maps._space import Shape, as_int, as_shape, row_major
 from ..placements import (
     BlockGather,
@@ -229,7 +229,7 @@ def along_axis(
         _run_piece(shape, shards[rank], axis, rank, run) for rank, its in zip(labels, runs) for run in its
     ]
     storage = Space.shards(shards)
-    m = AffineMap.from_pieces(storage, logical, pieces)
+    m = from_columns(storage, logical, columns_of(storage, logical, pieces))  # each slot is in one run
     return remember(m, single_valued=True)
 
 
