@@ -502,6 +502,13 @@ def test_missing_elements_are_named_or_left():
         plan(part, target, missing="ignore")
 
 
+@pytest.mark.parametrize("rank", ["0", 0.0, True, -1])
+def test_what_is_no_rank_plans_nothing(rank):
+    m = layout((4,), Split(0), ranks=2)
+    with pytest.raises(InvalidMapError, match="rank must be"):
+        plan(m, m, rank=rank)
+
+
 def test_layouts_of_other_tensors_and_other_shapes_are_refused():
     with pytest.raises(InvalidMapError, match=r"shape \(4,\) and .* shape \(5,\)"):
         plan(layout((4,), Split(0), ranks=2), layout((5,), Split(0), ranks=2))

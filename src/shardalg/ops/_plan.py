@@ -73,6 +73,8 @@ def plan(
     selector = as_selector(select)
     of_source = rank_map(source, source_ranks, "source_ranks")
     of_target = rank_map(target, target_ranks, "target_ranks")
+    if rank is not None and as_int(rank, "rank") < 0:
+        raise InvalidMapError(f"rank must be None or a global rank of at least 0, got {rank!r}")
     if rank is not None and selector.key == "balanced":
         raise InvalidMapError('select="balanced" needs the whole plan: rank= works with memoryless selectors')
     table, pairs = _chosen(source, target, selector, of_source, of_target, rank, limits)
