@@ -202,6 +202,15 @@ def test_shards_that_do_not_fit_are_refused(shards, words):
         rebuild(layout((4,), Split(0), ranks=2), shards)
 
 
+def test_tensors_of_two_dtypes_are_not_mixed_in_one():
+    halves = {0: torch.ones(2, dtype=torch.int32), 1: torch.full((2,), 1.5)}
+    with pytest.raises(InvalidMapError, match=r"rank 1 is torch\.float32, but .* torch\.int32"):
+        rebuild(layout((4,), Split(0), ranks=2), halves)
+    buffer = sa.flat_group({"w": (3,), "b": (2,)}, 1)
+    with pytest.raises(InvalidMapError, match="convert one first"):
+        extract(buffer, {"w": torch.ones(3, dtype=torch.int32), "b": torch.full((2,), 1.5)})
+
+
 def test_a_full_tensor_that_does_not_fit_is_refused():
     one = layout((4,), Split(0), ranks=2)
     with pytest.raises(InvalidMapError, match=r"has shape \(5,\), the layout says \(4,\)"):

@@ -48,6 +48,7 @@ def _shard(layout: AffineMap, tensors: Mapping[str, Tensor], rank: int) -> Any:
         shard = zeros(like, b.shape)
         out = shard.reshape(-1)
         for s in its:
+            _require_dtype(tensors[s.element.name], like, s.element, s.slot)
             values = block(sources[s.element.name], s.shape, s.element_strides, s.element_offset)
             write(out, s.shape, s.slot_strides, s.slot_offset, scaled(values, *s.scale))
         shards[b.name] = shard
@@ -132,6 +133,7 @@ def _rebuilt(
     seen: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # per scale: who is written, and as what
     done = None if once else np.zeros(b.size, bool)
     for s in its:
+        _require_dtype(boxes[s.slot.key], like, s.slot, b)
         stored = block(flat(boxes[s.slot.key]), s.shape, s.slot_strides, s.slot_offset)
         values = scaled(stored, s.scale[1], s.scale[0])
         if done is not None:
@@ -244,6 +246,15 @@ def _shard_of(given: Any, b: Box) -> Tensor:
         given = given[b.name]
     require_shape(given, b, "a shard")
     return given
+
+
+def _require_dtype(x: Tensor, like: Tensor, of: Box, into: Box) -> None:
+    """Raise where a tensor would be converted to the dtype of another that lies in the same one."""
+    if str(x.dtype) != str(like.dtype):
+        raise InvalidMapError(
+            f"{describe_key(of.key)} is {x.dtype}, but {describe_key(into.key)} also holds {like.dtype}:"
+            " convert one first"
+        )
 
 
 def require_shape(x: Tensor, b: Box, what: str) -> None:
