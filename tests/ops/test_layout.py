@@ -313,6 +313,10 @@ REFUSED = {
     "a block that is not there": ((8,), BlockGather(0, 4, [[2]]), 1, "lists block 2"),
     "an expert that is not there": ((4,), Experts([[4]]), 1, "lists expert 4"),
     "experts of a scalar": ((), Experts([[]]), 1, "0-d"),
+    "experts of ranks that a segment lacks": (
+        (4,), Segments(0, ((4, Experts([[0], [1], [2, 3]])),)), 2, "for ranks [2], but only ranks (0, 1)",
+    ),
+    "no ranks": ((4,), Split(0), [], "names no rank"),
 }  # fmt: skip
 
 
@@ -320,6 +324,39 @@ REFUSED = {
 def test_it_refuses(kind):
     shape, placement, ranks, message = REFUSED[kind]
     assert message in raises(InvalidMapError, lambda: layout(shape, placement, ranks=ranks))
+
+
+def test_a_mesh_axis_shorter_than_its_experts_is_refused():
+    placements = [Experts([[0, 1], [2, 3]]), Split(1)]
+    found = raises(InvalidMapError, lambda: layout((4, 2), placements, mesh={"ep": 1, "tp": 2}))
+    assert "for ranks [1], but only ranks (0,)" in found
+
+
+def test_the_order_takes_names_and_positions():
+    mesh, twice = {"dp": 2, "tp": 2}, [Split(0), Split(0)]
+    by_name = layout((5,), twice, mesh=mesh, order=("tp", "dp"))
+    assert layout((5,), twice, mesh=mesh, order=(1, 0)) == by_name != layout((5,), twice, mesh=mesh)
+    assert layout((5,), twice, mesh=(2, 2), order=np.array([1, 0])) == by_name
+
+
+@pytest.mark.parametrize("order", [(1, 1), (0,), (0, "dp"), (False, True), (1, 2), ("tp", "pp"), (1.0, 0.0)])
+def test_an_order_that_is_none_is_refused(order):
+    mesh, twice = {"dp": 2, "tp": 2}, [Split(0), Split(0)]
+    found = raises(InvalidMapError, lambda: layout((5,), twice, mesh=mesh, order=order))
+    assert "by name or by position" in found
+
+
+def test_ranks_have_the_shape_of_the_mesh():
+    cut = [Split(0), Split(1)]
+    found = raises(
+        InvalidMapError,
+        lambda: layout((6, 6), cut, ranks=np.arange(6).reshape(3, 2), mesh={"a": 2, "b": 3}),
+    )
+    assert "ranks= of shape (3, 2) for a mesh of 2x3" in found
+
+
+def test_more_strides_than_elements_cost_nothing():
+    assert layout((5,), StridedSplit(0, 2**60), ranks=3) == layout((5,), StridedSplit(0, 5), ranks=3)
 
 
 def test_pending_sums_are_refused_by_name():

@@ -106,6 +106,8 @@ def _count(ranks: Any) -> int:
 
 def _ids(ranks: Any) -> list[int]:
     ids = [as_int(r, "a rank") for r in np.asarray(ranks).reshape(-1).tolist()]
+    if not ids:
+        raise InvalidMapError(f"ranks={ranks!r} names no rank; give a count or at least one rank id")
     if len(set(ids)) < len(ids):
         raise InvalidMapError(f"ranks={ids} repeats a rank")
     return ids
@@ -185,6 +187,11 @@ def _grid(sizes: list[int], ranks: Ranks) -> Any:
     if ranks is None:
         return np.arange(total).reshape(sizes)
     ids = list(range(_count(ranks))) if np.ndim(ranks) == 0 else _ids(ranks)
+    if np.ndim(ranks) > 1 and np.shape(ranks) != tuple(sizes):
+        raise InvalidMapError(
+            f"ranks= of shape {np.shape(ranks)} for a mesh of {'x'.join(map(str, sizes))}:"
+            " give an array of the mesh's shape"
+        )
     if len(ids) != total:
         raise InvalidMapError(f"a mesh of {'x'.join(map(str, sizes))} = {total} ranks got {len(ids)} ranks")
     return np.array(ids).reshape(sizes)
@@ -193,9 +200,12 @@ def _grid(sizes: list[int], ranks: Ranks) -> Any:
 def _order(names: list[str | int], order: Sequence[str | int] | None) -> list[int]:
     if order is None:
         return list(range(len(names)))
-    if sorted(map(str, order)) != sorted(map(str, names)):
-        raise InvalidMapError(f"order={tuple(order)} must list each mesh axis of {names} once")
-    return [names.index(name) for name in order]
+    found = [names.index(axis) if axis in names else axis for axis in order]
+    if sorted(map(str, found)) != sorted(map(str, range(len(names)))):
+        raise InvalidMapError(
+            f"order={tuple(order)} must list each mesh axis of {names} once, by name or by position"
+        )
+    return [int(k) for k in found]
 
 
 # --- one placement over one row of ranks --------------------------------------------------
@@ -335,6 +345,9 @@ def _gather(
     n = shape[axis]
     count = -(-n // size)
     ids = dict(by_rank)
+    unknown = sorted(set(ids) - set(labels))
+    if unknown:
+        raise InvalidMapError(f"{what}s are listed for ranks {unknown}, but only ranks {labels} are there")
     extents, runs = [], []
     for rank in labels:
         at, its = 0, []
@@ -376,7 +389,7 @@ def _strided(placement: StridedSplit, shape: Shape, labels: tuple[int, ...], lim
     axis = check_axis(shape, placement.axis, placement)
     runs: list[list[Run]] = [[] for _ in labels]
     at = [0] * len(labels)
-    for start, size in _chunks(0, shape[axis], placement.split_factor):
+    for start, size in _chunks(0, shape[axis], min(placement.split_factor, max(shape[axis], 1))):
         for k, (begin, extent) in enumerate(_chunks(start, size, len(labels))):
             runs[k].append(Run(at[k], begin, extent))
             at[k] += extent
