@@ -159,6 +159,7 @@ VALUES = {
     "a box too large": (lambda: Box((2**31, 2**31)), "more than 2"),
     "an empty box too large": (lambda: Box((0, 2**62)), "more than 2"),
     "a negative rank": (lambda: Box((2,), -1), "at least 0"),
+    "a rank too large for keys": (lambda: Box((2,), 2**31), "below 2"),
     "a name that is none": (lambda: Box((2,), 0, 7), "must be a str"),
     "two boxes of one key": (lambda: Space((Box((2,)), Box((3,)))), "share the key the tensor"),
     "a shard of nobody": (lambda: Space.shards({None: (2,)}), "Space.logical"),

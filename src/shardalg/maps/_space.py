@@ -20,6 +20,9 @@ Key: TypeAlias = tuple[int | None, str]
 IntArray: TypeAlias = npt.NDArray[np.int64]
 
 
+MOST_RANK = 2**31 - 1  # keys made of a rank and a position stay below 2**62
+
+
 def as_int(value: Any, what: str) -> int:
     """``value`` as a Python int; bools and floats are refused."""
     if isinstance(value, (bool, np.bool_)):
@@ -68,8 +71,8 @@ class Box:
         object.__setattr__(self, "shape", as_shape(self.shape))
         if self.rank is not None:
             object.__setattr__(self, "rank", as_int(self.rank, "a rank"))
-            if not 0 <= self.rank <= BOUND:
-                raise InvalidMapError(f"a rank must be at least 0, got {self.rank}")
+            if not 0 <= self.rank <= MOST_RANK:
+                raise InvalidMapError(f"a rank must be at least 0 and below 2**31, got {self.rank}")
         if not isinstance(self.name, str):
             raise InvalidMapError(f"a tensor name must be a str, got {self.name!r}")
 

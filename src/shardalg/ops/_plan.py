@@ -14,7 +14,7 @@ from ..maps._composed import product_scale
 from ..maps._map import remember
 from ..maps._meet import Met, meet
 from ..maps._relation import CODOMAIN, DOMAIN, exact_sizes, side_blocks
-from ..maps._space import IntArray, as_int
+from ..maps._space import MOST_RANK, IntArray, as_int
 from ..maps._table import Columns, PieceTable, build, concatenate
 from ..plans import TransferPlan
 from ..plans._plan import RankMap
@@ -124,8 +124,8 @@ def rank_map(m: AffineMap, ranks: RanksLike, what: str) -> RankMap:
     if missing:
         raise InvalidMapError(f"{what} says nothing about ranks {missing[:8]}; it covers {sorted(given)[:8]}")
     pairs = tuple((r, as_int(given[r], f"an entry of {what}")) for r in m.ranks)
-    if any(g < 0 for _, g in pairs) or len({g for _, g in pairs}) < len(pairs):
-        raise InvalidMapError(f"{what} must give distinct global ranks of at least 0, got {dict(pairs)}")
+    if any(not 0 <= g <= MOST_RANK for _, g in pairs) or len({g for _, g in pairs}) < len(pairs):
+        raise InvalidMapError(f"{what} must give distinct global ranks of at least 0 and below 2**31, got {dict(pairs)}")
     return pairs
 
 
