@@ -445,6 +445,12 @@ def test_balanced_has_the_least_largest_sender(both):
 # --- ranks, selectors, limits, missing ------------------------------------------------------
 
 
+def test_the_bound_counts_an_element_once_whoever_gives_it():
+    source = layout((3, 3), Replicate(), ranks=[1, 5, 6])
+    target = layout((3, 3), Experts([[2, 0, 0]]))
+    assert {plan(source, target, select=s).stats.lower_bound for s in ("stay", "lowest", "balanced")} == {6}
+
+
 def test_equal_numbers_may_be_other_processes():
     """Case 47: every byte crosses where the groups number other processes alike."""
     rows = layout((8,), Split(0), ranks=2)

@@ -125,7 +125,9 @@ def rank_map(m: AffineMap, ranks: RanksLike, what: str) -> RankMap:
         raise InvalidMapError(f"{what} says nothing about ranks {missing[:8]}; it covers {sorted(given)[:8]}")
     pairs = tuple((r, as_int(given[r], f"an entry of {what}")) for r in m.ranks)
     if any(not 0 <= g <= MOST_RANK for _, g in pairs) or len({g for _, g in pairs}) < len(pairs):
-        raise InvalidMapError(f"{what} must give distinct global ranks of at least 0 and below 2**31, got {dict(pairs)}")
+        raise InvalidMapError(
+            f"{what} must give distinct global ranks of at least 0 and below 2**31, got {dict(pairs)}"
+        )
     return pairs
 
 

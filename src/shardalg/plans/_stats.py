@@ -10,7 +10,6 @@ import numpy as np
 
 from .._limits import Budget, Limits
 from .._struct import struct
-from ..maps import AffineMap
 from ..maps._composed import composed
 from ..maps._meet import meet
 from ..maps._relation import CODOMAIN, DOMAIN, collides, disjoint, exact_sizes, side_blocks
@@ -148,33 +147,21 @@ def _boxes_by_rank(plan: TransferPlan) -> IntArray:
 def lower_bound(plan: TransferPlan) -> int:
     """Distinct (target rank, element) pairs that the plan delivers and the same rank of the
     source does not hold."""
-    wanted = wire_table(plan)
-    return sum(exact_sizes(wanted.shape)) - _already_held(plan, wanted)
+    limits, width = Limits(), len(plan.source.codomain)
+    through = composed(plan.source.table, plan.map.table, limits, Budget(limits))
+    wanted = _elements(through, box_ranks(plan, "target"), width, plan.target.injective)
+    own = _elements(plan.source.table, box_ranks(plan, "source"), width, plan.source.injective)
+    met = meet(side_blocks(wanted, DOMAIN), side_blocks(own, DOMAIN), limits, Budget(limits))
+    return sum(exact_sizes(wanted.shape)) - sum(exact_sizes(met.shape))
 
 
-def _already_held(plan: TransferPlan, wanted: PieceTable) -> int:
-    """How many wanted pairs ask for an element that the target's own rank holds."""
-    limits = Limits()
-    through = composed(plan.source.table, wanted, limits, Budget(limits))
-    own = _own_elements(plan.source, plan)
-    keyed = _keyed(through, box_ranks(plan, "target")[through.columns.dom_box], len(plan.source.codomain))
-    met = meet(side_blocks(keyed, CODOMAIN), side_blocks(own, DOMAIN), limits, Budget(limits))
-    return sum(exact_sizes(met.shape))
-
-
-def _keyed(table: PieceTable, rank: IntArray, width: int) -> PieceTable:
-    """Codomain boxes numbered by (global rank, box)."""
+def _elements(table: PieceTable, ranks: IntArray, width: int, once: bool) -> PieceTable:
+    """Distinct (global rank, element) pairs of a table as a region; ``once`` says that none repeats."""
     c = table.columns
-    return build(c._replace(cod_box=rank * width + c.cod_box))
-
-
-def _own_elements(layout: AffineMap, plan: TransferPlan) -> PieceTable:
-    """Distinct (global rank, element) pairs that the source holds, as a region."""
-    c = layout.table.columns
-    box = box_ranks(plan, "source")[c.dom_box] * len(layout.codomain) + c.cod_box
-    one = np.ones(len(layout.table), np.int64)
-    table = build(
+    box = ranks[c.dom_box] * width + c.cod_box
+    one = np.ones(len(table), np.int64)
+    region = build(
         Columns(box, c.cod_offset, box, c.cod_offset, one, one, c.shape, c.cod_strides, c.cod_strides)
     )
     limits = Limits()
-    return disjoint(table, limits, Budget(limits))
+    return region if once else disjoint(region, limits, Budget(limits))
