@@ -669,3 +669,49 @@ def test_a_doubled_expert_crosses_once():
     source, target = Experts([[0, 1], [2, 3]]), Experts([[0], [2, 0, 0]])
     p = sa.plan_experts(source, target, {"w": (4, 5)}, source_ranks=[0, 1], target_ranks=[0, 1])["w"]
     assert p.stats.elements == 20 and p.stats.elements_crossing == 5
+
+
+# --- found by attack ------------------------------------------------------------------------
+
+
+def test_balanced_gives_an_element_that_a_rank_wants_twice_from_one_holder():
+    source, target = layout((3, 3), Replicate(), ranks=[1, 5, 6]), layout((3, 3), Experts([[2, 0, 0]]))
+    stats = plan(source, target, select="balanced").stats
+    assert (stats.elements, stats.elements_crossing, stats.lower_bound) == (9, 6, 6)
+    assert max(n for _, n in stats.sent) == 2
+
+
+@given(both=pairs(scaled=False))
+def test_balanced_reaches_the_bound(both):
+    """Also where ranks want elements twice: each (element, rank) crosses once."""
+    stats = plan(*both, select="balanced", missing="leave").stats
+    assert stats.elements_crossing == stats.lower_bound
+
+
+@pytest.mark.parametrize("call", [
+    lambda m: plan(Split(0), m), lambda m: plan(m, None), lambda m: extract(Split(0), np.zeros(4)),
+    lambda m: compose(m, Split(0)), lambda m: equivalent(m, 3), lambda m: sa.rebuild(None, {}),
+])  # fmt: skip
+def test_what_is_no_map_is_refused_with_the_way_to_one(call):
+    with pytest.raises(InvalidMapError, match=r"must be an AffineMap, got .*layout\(shape, \.\.\.\)"):
+        call(layout((4,), Split(0), ranks=2))
+
+
+def test_a_dict_of_layouts_belongs_to_plan_tree():
+    with pytest.raises(InvalidMapError, match="use plan_tree"):
+        plan({"a": 1}, {"a": 1})
+
+
+@pytest.mark.parametrize("make", [
+    lambda: Split(0, sizes=3), lambda: sa.Segments(0, 3), lambda: sa.Segments(0, [4]), lambda: Experts(3),
+    lambda: Experts([3]), lambda: sa.Segments(0, [(1, Split(0), 2)]), lambda: Experts("01"),
+])  # fmt: skip
+def test_arguments_that_are_no_sequences_are_refused(make):
+    with pytest.raises(InvalidMapError, match=r"sequence|pairs"):
+        make()
+
+
+def test_a_schedule_of_more_blocks_than_can_be_listed_is_refused():
+    huge = plan(*(layout((2**40,), Split(0), ranks=r) for r in ([0, 1], [1, 0])))
+    with pytest.raises(LimitError, match="raise max_bytes"):
+        sa.schedule(huge, max_bytes=1000, dtypes="float32")

@@ -262,3 +262,23 @@ def test_sharded_checks_what_it_is_given():
         sharded(one, {0: np.zeros(3)})
     with pytest.raises(InvalidMapError, match=r"given for \[2\]"):
         sharded(one, {2: np.zeros(2)})
+
+
+def test_one_byte_floats_are_scaled_through_float32():
+    half = layout((3,), Replicate(Fraction(1, 2)), ranks=2)
+    full = torch.tensor([3.0, 5.0, 7.0]).to(torch.float8_e5m2)
+    shards = extract(half, full)
+    assert shards[1].float().equal((full.float() / 2).to(torch.float8_e5m2).float())
+    ctx = sa.backends.simulate(3)
+    moved = sa.run(ctx, sa.bind(ctx, sa.plan(half, layout((3,), Split(0), ranks=3))), shards)
+    assert [float(x) for x in moved.values()] == [float(x) * 2 for x in shards[0].float()]
+
+
+@pytest.mark.parametrize("dtypes", [("complex64", "float32"), ("float32", "int32"), ("bfloat16", "bool")])
+def test_conversions_that_lose_something_are_refused(dtypes):
+    one = layout((4,), Split(0), ranks=2)
+    ctx = sa.backends.simulate(2)
+    bound = sa.bind(ctx, sa.plan(one, one), dtypes=dtypes)
+    shards = {r: torch.zeros(2, dtype=getattr(torch, dtypes[0])) for r in (0, 1)}
+    with pytest.raises(UnsupportedError, match="would lose"):
+        sa.run(ctx, bound, shards)

@@ -14,7 +14,7 @@ from ..maps import Box
 from ..maps._meet import Blocks, meet
 from ..maps._space import describe_key
 from ..plans import Entry, Program
-from ..plans._dtypes import UNSCALABLE, dtype_name
+from ..plans._dtypes import UNSCALABLE, dtype_name, lossy
 from ._context import Context
 
 Shards: TypeAlias = Any  # {rank: tensor}, {rank: {name: tensor}}, or a dict of those by tensor name
@@ -91,6 +91,12 @@ class Job:
     def _check_dtypes(self, program: Program) -> None:
         assert program.dtypes is not None
         for e, dtypes in zip(program.plan.entries, program.dtypes):
+            lost = lossy(*dtypes)
+            if lost:
+                raise UnsupportedError(
+                    f"{say_entry(e)}: {dtypes[0]} -> {dtypes[1]} would lose {lost};"
+                    " convert before or after the run"
+                )
             if e.plan.map.table.scaled and UNSCALABLE & set(dtypes):
                 raise UnsupportedError(
                     f"{say_entry(e)}: {dtypes[0]} -> {dtypes[1]} copies cannot be scaled; only floats can"

@@ -396,7 +396,8 @@ def scaled(values: torch.Tensor, target: torch.dtype, numerator: int, denominato
     """``values * numerator / denominator`` in the promoted type, one rounding each."""
     if numerator == denominator:
         return values
-    values = values.to(torch.promote_types(values.dtype, target))
+    tiny = values.element_size() == 1 or target.itemsize == 1  # one-byte floats have no arithmetic
+    values = values.to(torch.float32 if tiny else torch.promote_types(values.dtype, target))
     if numerator != 1:
         values = values * numerator
     return values / denominator if denominator != 1 else values

@@ -249,6 +249,18 @@ def check_bounds(domain: Space, codomain: Space, c: Columns) -> None:
             )
 
 
+def require_map(m: object, what: str) -> None:
+    """Raise unless ``m`` is a map, with the way to one."""
+    if isinstance(m, AffineMap):
+        return
+    hint = (
+        "use plan_tree for several tensors"
+        if isinstance(m, Mapping)
+        else "lower a placement with layout(shape, ...)"
+    )
+    raise InvalidMapError(f"{what} must be an AffineMap, got {type(m).__name__}: {hint}")
+
+
 def remember(m: AffineMap, **known: bool | None) -> AffineMap:
     """Note what is known about ``m`` (``single_valued=``, ``injective=``), so that nobody
     computes it again. ``None`` and False leave the question open."""

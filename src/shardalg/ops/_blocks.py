@@ -56,10 +56,13 @@ def write(x: Tensor, shape: tuple[int, ...], strides: tuple[int, ...], offset: i
 
 
 def scaled(values: Tensor, numerator: int, denominator: int) -> Tensor:
-    """``values * numerator / denominator`` in their own dtype, one rounding each."""
+    """``values * numerator / denominator`` in their own dtype, one rounding each; one-byte floats,
+    which have no arithmetic, go through float32."""
     if numerator == denominator:
         return values
     require_scalable(values)
+    if is_torch(values) and values.element_size() == 1:
+        return scaled(values.float(), numerator, denominator).to(values.dtype)
     if numerator != 1:
         values = values * numerator
     if denominator != 1:

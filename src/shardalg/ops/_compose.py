@@ -6,7 +6,7 @@ from .._errors import InvalidMapError
 from .._limits import Budget, Limits
 from ..maps import AffineMap, Space
 from ..maps._composed import composed
-from ..maps._map import known, remember
+from ..maps._map import known, remember, require_map
 from ..maps._relation import disjoint
 from ..maps._space import describe_key
 from ._folding import simplified
@@ -29,6 +29,8 @@ def compose(g: AffineMap, f: AffineMap, *, limits: Limits = Limits()) -> AffineM
     >>> compose(line(4, 3, 12), line(2, 2, 4)).pieces
     (Piece((2,), Side(0, (1,)), Side(0, (6,))),)
     """
+    require_map(g, "compose: g")
+    require_map(f, "compose: f")
     require_same_space(f.codomain, g.domain, "compose", "the codomain of f", "the domain of g")
     budget = Budget(limits)
     table = composed(g.table, f.table, limits, budget)

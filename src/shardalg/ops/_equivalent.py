@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .._limits import Budget, Limits
 from ..maps import AffineMap
+from ..maps._map import require_map
 from ..maps._relation import count_common, exact_sizes
 
 
@@ -18,6 +19,8 @@ def equivalent(a: AffineMap, b: AffineMap, *, limits: Limits = Limits()) -> bool
     >>> equivalent(halves, layout((8,), Split(0, sizes=(4, 4)), ranks=2))
     True
     """
+    require_map(a, "the first of equivalent")
+    require_map(b, "the second of equivalent")
     if a is b:
         return True
     if a.domain != b.domain or a.codomain != b.codomain:

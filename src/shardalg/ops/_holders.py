@@ -192,11 +192,11 @@ def _cut_by(
             tables.append(part)
             atom += [a] * len(part)
             rank += [r] * len(part)
-    table = _concatenate_in_order(tables)
+    table = in_order(tables)
     return Atoms(table, np.array(atom, np.int64), np.array(rank, np.int64), tuple(r for _, r in regions))
 
 
-def _concatenate_in_order(tables: list[PieceTable]) -> PieceTable:
+def in_order(tables: list[PieceTable]) -> PieceTable:
     """Pieces one after the other, not sorted again, so that positions stay known."""
     axes = max((t.axes for t in tables), default=0)
     rows = [np.concatenate([t.rows[:6], *(_grown(t, i, axes) for i in range(3))]) for t in tables if len(t)]

@@ -11,9 +11,9 @@ from .._errors import InvalidMapError, SelectionError, UnsupportedError
 from .._limits import Budget, Limits
 from ..maps import AffineMap
 from ..maps._composed import product_scale
-from ..maps._map import remember
-from ..maps._meet import Met, meet
-from ..maps._relation import CODOMAIN, DOMAIN, exact_sizes, side_blocks
+from ..maps._map import remember, require_map
+from ..maps._meet import Blocks, Met, meet
+from ..maps._relation import CODOMAIN, DOMAIN, collides, exact_sizes, side_blocks
 from ..maps._space import MOST_RANK, IntArray, as_int
 from ..maps._table import Columns, PieceTable, build, concatenate
 from ..plans import TransferPlan
@@ -22,7 +22,7 @@ from ._balance import Demand, as_blocks, block_of, shares
 from ._boxes import box_copies
 from ._compose import compose, require_same_space
 from ._folding import simplified
-from ._holders import Atoms, atoms
+from ._holders import Atoms, atoms, in_order, lowest_slots
 from ._questions import is_single_valued, say_slot
 from ._regions import domain
 from ._select import Requests, SelectLike, Selector, as_selector
@@ -64,6 +64,8 @@ def plan(
     >>> len(p), p.stats.elements_crossing, p.copies[3].source, p.copies[3].target
     (8, 48, Side(2, (8, 1), rank=1), Side(8, (2, 1), rank=1))
     """
+    require_map(source, "the source of a plan")
+    require_map(target, "the target of a plan")
     require_same_space(source.codomain, target.codomain, "plan", "the source", "the target")
     for word, m in (("source", source), ("target", target)):
         if not m.single_valued:
@@ -262,18 +264,67 @@ def _balanced(
     first = np.array([min(h) for h in holders], np.int64)
     lead = np.flatnonzero(source_rank == first[cut.atom])
     budget = Budget(limits)
+    once, once_rank = _wanted_once(target, target_rank, limits, budget)
     from_lead = side_blocks(cut.table, CODOMAIN).take(lead)
-    met = meet(from_lead, side_blocks(target, CODOMAIN, DOMAIN, CODOMAIN), limits, budget, "copies")
+    met = meet(from_lead, side_blocks(once, CODOMAIN, DOMAIN, CODOMAIN), limits, budget, "copies")
     demands = [
         Demand(int(piece), tuple(sorted(holders[a])), block_of(met, k))
         for k, (piece, a) in enumerate(zip(met.right.tolist(), cut.atom[lead[met.left]].tolist()))
     ]
-    given = list(shares(demands, target_rank[met.right].tolist()))
-    piece, giver, wanted = as_blocks(given, target.columns.cod_box, len(met.shape))
-    met = meet(side_blocks(cut.table, CODOMAIN, DOMAIN), wanted, limits, budget, "copies")
+    given = list(shares(demands, once_rank[met.right].tolist()))
+    piece, giver, wanted = as_blocks(given, once.columns.cod_box, len(met.shape))
+    met = meet(side_blocks(cut.table, CODOMAIN, DOMAIN, CODOMAIN), wanted, limits, budget, "copies")
     met = met.take(np.flatnonzero(source_rank[met.left] == giver[met.right]))
-    met = met._replace(right=piece[met.right])
+    if once is target:
+        met = met._replace(
+            right=piece[met.right], left_offset=met.left_offset[:1], left_strides=met.left_strides[:1]
+        )
+    else:
+        met = _all_slots(met, once_rank[piece[met.right]], cut.table, target, target_rank, limits, budget)
     return _Matched(met, cut.table, target, cut.atom[met.left], source_rank[met.left], target_rank[met.right])
+
+
+def _wanted_once(
+    target: PieceTable, target_rank: IntArray, limits: Limits, budget: Budget
+) -> tuple[PieceTable, IntArray]:
+    """The target with one slot per element and rank, and the rank of each piece; the very same
+    table where no rank wants an element twice."""
+    if not collides(_by_rank(target, target_rank), CODOMAIN):
+        return target, target_rank
+    parts = {
+        int(r): lowest_slots(target.take(target_rank == r), limits, budget) for r in np.unique(target_rank)
+    }
+    ranks = [np.full(len(part), r, np.int64) for r, part in parts.items()]
+    return in_order(list(parts.values())), np.concatenate(ranks)
+
+
+def _by_rank(table: PieceTable, rank: IntArray) -> PieceTable:
+    """The table with its codomain boxes told apart by rank."""
+    c = table.columns
+    place = np.unique(rank, return_inverse=True)[1].reshape(-1)
+    return build(c._replace(cod_box=place * (int(c.cod_box.max(initial=0)) + 1) + c.cod_box))
+
+
+def _all_slots(
+    met: Met,
+    rank: IntArray,
+    source: PieceTable,
+    target: PieceTable,
+    target_rank: IntArray,
+    limits: Limits,
+    budget: Budget,
+) -> Met:
+    """From shares (source slot, element) of a rank to every slot of that rank that wants them."""
+    s, t = source.columns, target.columns
+    ranks, place = np.unique(np.concatenate([rank, target_rank]), return_inverse=True)
+    place, width = place.reshape(-1), int(max(s.cod_box.max(initial=0), t.cod_box.max(initial=0))) + 1
+    given = Blocks(
+        place[: len(rank)] * width + s.cod_box[met.left], met.left_offset[1], met.shape, met.left_strides[1],
+        met.left_offset[:1], met.left_strides[:1],
+    )  # fmt: skip
+    wanted = side_blocks(target, CODOMAIN, DOMAIN)._replace(box=place[len(rank) :] * width + t.cod_box)
+    every = meet(given, wanted, limits, budget, "copies")
+    return every._replace(left=met.left[every.left])
 
 
 def _check_answers(answer: IntArray, requests: Requests, selector: Selector) -> None:

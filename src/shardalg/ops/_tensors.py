@@ -10,6 +10,7 @@ import numpy as np
 
 from .._errors import InvalidMapError
 from ..maps import AffineMap, Box, Sharded, Space
+from ..maps._map import require_map
 from ..maps._space import Shape, describe_key
 from ._blocks import Tensor, bits, block, flat, is_torch, scaled, write, zeros
 from ._holders import holders
@@ -30,6 +31,7 @@ def extract(layout: AffineMap, full: Tensor | Mapping[str, Tensor], rank: int | 
     >>> extract(layout((5,), Split(0), ranks=2), np.arange(5))
     {0: array([0, 1, 2]), 1: array([3, 4])}
     """
+    require_map(layout, "the layout of extract")
     tensors = by_name(layout.codomain, full, "the logical tensor")
     if rank is not None:
         layout.domain.boxes_of(rank) or layout.domain.index(rank)
@@ -92,6 +94,7 @@ def rebuild(layout: AffineMap, shards: Mapping[int, Any]) -> Any:
     >>> rebuild(layout((2,), Replicate(), ranks=2), {0: np.array([1, 2]), 1: np.array([1, 2])})
     array([1, 2])
     """
+    require_map(layout, "the layout of rebuild")
     boxes = _boxes(layout, shards)
     sample = next(iter(boxes.values()), None)
     if sample is None:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .._errors import LimitError
 from ..maps._space import IntArray
 from ..maps._table import Columns
 from ..plans import TransferPlan, TreePlan
@@ -79,6 +80,9 @@ def _columns(c: Columns, picked: IntArray, source: IntArray, target: IntArray) -
     return np.concatenate([head, shape, np.abs(strides)])
 
 
+MOST_BLOCKS = 1 << 23  # as many as Limits().copies
+
+
 def cut(rows: IntArray, most: int) -> IntArray:
     """Blocks of more than ``most`` elements in even slabs along their outer axes."""
     axes = (len(rows) - PARCEL_HEAD) // 2
@@ -90,6 +94,12 @@ def cut(rows: IntArray, most: int) -> IntArray:
         extent = shape[k]
         step = np.maximum(1, most // (size // extent))
         count = np.where(size > most, -(-extent // step), 1)
+        total = int(count.sum(dtype=object))
+        if total > MOST_BLOCKS:
+            raise LimitError(
+                f"cutting to blocks of {most} elements gives {total} blocks, more than {MOST_BLOCKS};"
+                " raise max_bytes"
+            )
         even = -(-extent // count)
         count = -(-extent // even)
         rows, even = np.repeat(rows, count, axis=1), np.repeat(even, count)

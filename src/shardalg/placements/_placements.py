@@ -58,7 +58,7 @@ class Split(Placement):
     def __post_init__(self) -> None:
         object.__setattr__(self, "axis", as_int(self.axis, "Split.axis"))
         if self.sizes is not None:
-            sizes = tuple(as_int(n, "a size of Split") for n in self.sizes)
+            sizes = tuple(as_int(n, "a size of Split") for n in listed(self.sizes, "Split.sizes"))
             if any(n < 0 for n in sizes):
                 raise InvalidMapError(f"Split sizes {sizes} contain a negative size")
             object.__setattr__(self, "sizes", sizes)
@@ -80,7 +80,10 @@ class Segments(Placement):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "axis", as_int(self.axis, "Segments.axis"))
-        parts = tuple((as_int(size, "a segment size"), inner) for size, inner in self.parts)
+        pairs = [tuple(listed(p, "a part of Segments")) for p in listed(self.parts, "Segments.parts")]
+        if any(len(p) != 2 for p in pairs):
+            raise InvalidMapError(f"the parts of Segments are (size, placement) pairs, got {self.parts!r}")
+        parts = tuple((as_int(size, "a segment size"), inner) for size, inner in pairs)
         for size, inner in parts:
             if size < 0:
                 raise InvalidMapError(f"a segment has the negative size {size}")
@@ -199,16 +202,26 @@ class Custom(Placement):
 
 def as_by_rank(by_rank: Any, what: str) -> ByRank:
     """Entries sorted by rank; ids are non-negative integers."""
-    entries = by_rank.items() if isinstance(by_rank, Mapping) else enumerate(by_rank)
+    entries = by_rank.items() if isinstance(by_rank, Mapping) else enumerate(listed(by_rank, "by_rank"))
     seen: dict[int, tuple[int, ...]] = {}
     for rank, ids in entries:
         rank = as_int(rank, "a rank")
         if rank < 0:
             raise InvalidMapError(f"a rank must be at least 0, got {rank}")
-        seen[rank] = tuple(as_int(i, f"an {what} id" if what == "expert" else f"a {what} id") for i in ids)
+        seen[rank] = tuple(
+            as_int(i, f"an {what} id" if what == "expert" else f"a {what} id")
+            for i in listed(ids, f"the {what}s of rank {rank}")
+        )
         if any(i < 0 for i in seen[rank]):
             raise InvalidMapError(f"rank {rank} lists the negative {what} id {min(seen[rank])}")
     return tuple(sorted(seen.items()))
+
+
+def listed(items: Any, what: str) -> list[Any]:
+    """The items of a sequence; what has none is refused."""
+    if isinstance(items, (str, bytes)) or not isinstance(items, Iterable):
+        raise InvalidMapError(f"{what} must be a sequence, got {items!r}")
+    return list(items)
 
 
 def check_placement(placement: Any) -> None:

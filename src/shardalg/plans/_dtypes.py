@@ -33,3 +33,14 @@ def dtype_name(dtype: Any) -> str:
 def itemsize(dtype: Any) -> int:
     """Bytes per element."""
     return ITEMSIZE[dtype_name(dtype)]
+
+
+def lossy(source: str, target: str) -> str:
+    """What a conversion between kinds would lose without a word, or "".
+
+    >>> lossy("complex64", "float32"), lossy("float32", "bfloat16")
+    ('the imaginary parts', '')
+    """
+    if source.startswith("complex") and not target.startswith("complex"):
+        return "the imaginary parts"
+    return "the fractions" if source not in UNSCALABLE and target in UNSCALABLE else ""
