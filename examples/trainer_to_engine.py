@@ -15,4 +15,5 @@ with sa.backends.auto() as ctx:
     for step in range(3):
         weights = {n: {rank: torch.full((4, 4), step + 0.1 * rank)} for n in "qkv"} if rank < 2 else {}
         out = sa.run(ctx, bound, weights, tag=step)
-    print(rank, {r: x.mean().item() for r, x in out["qkv"].items()})
+    held = {r: round(x.mean().item(), 2) for r, x in out["qkv"].items()}
+    print(f"rank {rank} serves {held}\n", end="")
