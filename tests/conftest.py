@@ -8,3 +8,5 @@ settings.register_profile(
 settings.register_profile("thorough", settings.get_profile("quick"), derandomize=False, max_examples=2000)
 settings.register_profile("mutants", settings.get_profile("quick"), phases=(Phase.explicit, Phase.generate))
 settings.load_profile("quick")  # pytest --hypothesis-profile=thorough replaces it
+
+collect_ignore_glob = ["backends/*_script.py"]  # programs that tests start, not modules to import
