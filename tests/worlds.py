@@ -171,3 +171,8 @@ def exists(pid):
 def here():
     """This process's number, as a function that workers can run."""
     return os.getpid()
+
+
+def shared_files() -> set[str]:
+    """Files in shared memory; benchmarks that run beside the tests have their own."""
+    return {name for name in os.listdir("/dev/shm") if not name.startswith("shardalg-bench")}

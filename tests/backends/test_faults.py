@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 import worlds
 from cases import columns, full, own, random_layouts, require, rows
-from worlds import Team, exists, wait_for
+from worlds import Team, exists, shared_files, wait_for
 
 import shardalg as sa
 
@@ -23,13 +23,13 @@ SOON = 1.5  # seconds that an error takes where nobody has to wait for a timeout
 @pytest.fixture
 def fresh():
     """A team of its own for tests that end workers; nothing of it is left behind."""
-    shared = set(os.listdir("/dev/shm"))
+    shared = shared_files()
     team = Team(SIZE)
     yield team
     numbers = [w.pid for w in team.workers]
     team.close()
     assert not any(map(exists, numbers))
-    assert set(os.listdir("/dev/shm")) <= shared
+    assert shared_files() <= shared
 
 
 # --- what the workers do ------------------------------------------------------------------

@@ -7,6 +7,7 @@ import time
 import pytest
 import torch
 from cases import COLUMNS, ROWS, WHOLE, columns, full, move, own, require, rows
+from worlds import shared_files
 
 import shardalg as sa
 from shardalg.testing import CHECKS
@@ -125,7 +126,7 @@ def resources():
 def come_and_go(ctx, strategy):
     """Contexts that are opened, used and closed leave no file, thread or shared memory."""
     (r,) = ctx.ranks
-    shared = set(os.listdir("/dev/shm"))
+    shared = shared_files()
     seen = []
     for k in range(4):
         store = torch.distributed.PrefixStore(f"round {k}", ctx.transport.store)
@@ -137,7 +138,7 @@ def come_and_go(ctx, strategy):
         del mine
         time.sleep(0.05)  # the group's own threads end on their own
         seen.append(resources())
-    return seen, set(os.listdir("/dev/shm")) - shared
+    return seen, shared_files() - shared
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

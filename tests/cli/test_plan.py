@@ -57,15 +57,31 @@ def test_a_plan_refuses_as_a_run_does(plain, capfd):
 def test_force_replaces_what_is_there_and_only_then(plain, tmp_path, capfd):
     target = tmp_path / "out"
     target.mkdir()
-    (target / "old").write_text("old")
+    (target / "old.safetensors").write_text("old")
     arguments = ["reshard", str(plain), str(target), "--to", "full", "--processes", "1"]
     assert main(arguments) == 1
-    assert "pass --force" in capfd.readouterr().err and (target / "old").exists()
+    assert "pass --force" in capfd.readouterr().err and (target / "old.safetensors").exists()
     assert main([*arguments[:4], "nowhere", *arguments[5:], "--force"]) == 1
-    assert (target / "old").exists()
+    assert (target / "old.safetensors").exists()
     assert main([*arguments, "--force"]) == 0
-    assert not (target / "old").exists()
+    assert not (target / "old.safetensors").exists()
     assert_same(read_plain(target), tensors())
+
+
+def test_force_leaves_what_is_no_checkpoint(plain, tmp_path, capfd):
+    target = tmp_path / "precious"
+    target.mkdir()
+    (target / "model.safetensors").write_text("old")
+    (target / "thesis.txt").write_text("years")
+    assert main(["reshard", str(plain), str(target), "--to", "full", "--processes", "1", "--force"]) == 1
+    assert "more than a checkpoint ('thesis.txt')" in capfd.readouterr().err
+    assert (target / "thesis.txt").read_text() == "years" and (target / "model.safetensors").exists()
+
+
+def test_force_does_not_remove_the_source(plain, capfd):
+    above = plain.parent
+    assert main(["reshard", str(plain), str(above), "--to", "full", "--processes", "1", "--force"]) == 1
+    assert "would remove what is read" in capfd.readouterr().err and plain.exists()
 
 
 def start(arguments, rank, size, port):

@@ -260,3 +260,8 @@ def test_a_probe_of_a_nested_layout():
     outer = layout((12, 4), BlockGather(0, 2, {0: (5, 0, 2), 1: (1, 3, 4)}))
     made = relabel(nest(outer, {r: layout((6, 4), Split(1), ranks=2) for r in (0, 1)}), domain=[3, 1, 0, 2])
     assert equivalent(probe_again(made), made)
+
+
+def test_a_function_that_forgot_to_return_is_told_so():
+    with pytest.raises(InvalidMapError, match="did it forget to return"):
+        probe(lambda full, rank: None, (4, 2), ranks=2)

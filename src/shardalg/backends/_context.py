@@ -52,7 +52,7 @@ class Context:
         self.note = ""  # what an error of the present run must say besides
         self._report: RunReport | Callable[[], RunReport] | None = None
         self.others = tuple(p for p in transport.peers if p not in transport.ranks)  # held by other processes
-        self._doing, self._word, self._touched = "bind", Word(0, -1, True), False
+        self._doing, self._word, self._touched = "bind", Word(-1, -1, True), False
         self._owner = Owner()
         self._lane = Lane()
         self._words = Words(getattr(transport, "store", None))

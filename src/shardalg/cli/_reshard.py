@@ -25,7 +25,7 @@ from ..interop._outputs import (
     plain_output,
     prepare,
     rank_output,
-    require_absent,
+    require_free,
     save,
 )
 from ..ops import schedule
@@ -100,8 +100,7 @@ def reshard(
     ``progress`` draws a bar on the standard error stream.
     """
     begun = time.monotonic()
-    if not force:
-        require_absent(Path(destination))
+    require_free(Path(destination), force, Path(source))
     task = prepared(source, to, processes, start, start_processes, units, options)
     warm_up()
     with appearing(destination, force=force) as folder:
@@ -128,8 +127,7 @@ def reshard_joined(
     """``reshard`` as one of the processes that ``torchrun`` started, on one or many machines that share the
     file system. Collective; the first returns the summary, the others None."""
     begun = time.monotonic()
-    if not force:
-        require_absent(Path(destination))
+    require_free(Path(destination), force, Path(source))
     task = prepared(source, to, processes, start, start_processes, units, options)
     with sa.backends.cpu(timeout=timedelta(seconds=options.timeout)) as ctx:
         if len(ctx.peers) < task.count:

@@ -146,21 +146,20 @@ def appearing(destination: str | os.PathLike[str], *, force: bool = False) -> It
     """A fresh folder to write in. At the end of the block it becomes ``destination``, or its one file does
     where that ends in ``.safetensors``; on an error it is removed.
 
-    Nothing is written over, unless ``force`` says that what is under the name goes once the new is
-    complete. What a killed run has left is removed by the next one.
+    Nothing is written over, unless ``force`` says that the checkpoint under the name goes once the new
+    is complete; anything that is no checkpoint stays and is an error. What a killed run has left is
+    removed by the next one.
     """
     target = Path(destination)
-    if not force:
-        require_absent(target)
+    require_free(target, force)
     if not target.parent.is_dir():
         raise InvalidMapError(f"{target}: there is no folder {target.parent} to write it in; make it first")
     folder = partial(target)
     with _locked(folder, target):
         try:
             yield folder
-            if force:
-                _remove(target)
-            require_absent(target)
+            require_free(target, force)
+            _remove(target)
             _publish(folder, target)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
@@ -177,6 +176,32 @@ def require_absent(target: Path) -> None:
         raise InvalidMapError(
             f"{target} exists and nothing is written over; choose another name, remove it, or pass --force"
         )
+
+
+def require_free(target: Path, force: bool = False, source: Path | None = None) -> None:
+    """Raise if there is something under the name: with ``force`` only if it is not just a
+    checkpoint, or if ``source`` is it or lies in it."""
+    if not force:
+        require_absent(target)
+        return
+    if source is not None and target.resolve() in (source.resolve(), *source.resolve().parents):
+        raise InvalidMapError(f"{target} holds the source {source}: --force would remove what is read")
+    if target.is_symlink() or not target.exists():
+        return
+    foreign = sorted(p.name for p in target.iterdir() if not _of_checkpoint(p)) if target.is_dir() else []
+    if foreign or (target.is_file() and not _of_checkpoint(target)):
+        raise InvalidMapError(
+            f"{target} holds more than a checkpoint ({(foreign or [target.name])[0]!r});"
+            " --force does not remove that"
+        )
+
+
+CHECKPOINT_FILES = (".safetensors", ".safetensors.index.json", ".pt")
+
+
+def _of_checkpoint(path: Path) -> bool:
+    """Whether a file is one that checkpoints consist of."""
+    return path.is_file() and (path.name == "layout.json" or path.name.endswith(CHECKPOINT_FILES))
 
 
 def _remove(target: Path) -> None:

@@ -94,6 +94,8 @@ class Ask(NamedTuple):
     def __call__(self, values: Values) -> Shards:
         """The shards of a tensor that holds ``values``."""
         found = self.answers(values)
+        if found and all(shard is None for shard in found.values()):
+            raise InvalidMapError("the partition returned None for every rank: did it forget to return?")
         return {rank: self.array(rank, shard) for rank, shard in found.items() if shard is not None}
 
     def answers(self, values: Values) -> dict[int, Any]:
