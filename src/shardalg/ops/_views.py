@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 from .._errors import InvalidMapError
 from .._struct import struct
 from ..maps import AffineMap, Piece, Side, Space
-from ..maps._map import remember
 from ..maps._space import Shape, as_int, as_shape, row_major
+from ._sides import bijection
 
 Shapes: TypeAlias = Mapping[str, Shape]
 
@@ -113,7 +113,7 @@ def _joined(shapes: Shapes, axis: int, stack: bool, interleave: int | None) -> A
         else:
             pieces.append(_interleaved(shape, name, axis, interleave, k, len(shapes), strides))
     source = Space.logical(dict(shapes))
-    return _bijection(source, Space.logical(whole), pieces)
+    return bijection(source, Space.logical(whole), pieces)
 
 
 def _whole(shape: Shape, name: str) -> Side:
@@ -127,11 +127,6 @@ def _interleaved(shape: Shape, name: str, axis: int, size: int, k: int, count: i
     mine = (*local[:axis], local[axis] * size, *local[axis:])
     theirs = (*strides[:axis], strides[axis] * size * count, *strides[axis:])
     return Piece(block, Side(0, mine, None, name), Side(k * size * strides[axis], theirs))
-
-
-def _bijection(source: Space, target: Space, pieces: list[Piece]) -> AffineMap:
-    m = AffineMap.from_pieces(source, target, pieces)
-    return remember(m, single_valued=True, injective=True)
 
 
 def section(source: Any, index: Any) -> Any:
@@ -176,4 +171,4 @@ def _section(shape: Shape, index: tuple[Any, ...], name: str) -> AffineMap:
     piece = Piece(
         part, Side(offset if 0 not in part else 0, tuple(strides), None, name), Side(0, row_major(part))
     )
-    return _bijection(whole, Space.logical(part), [piece])
+    return bijection(whole, Space.logical(part), [piece])
