@@ -23,6 +23,7 @@ from ..maps._ratio import simplest_ratio
 from ..maps._relation import CODOMAIN, DOMAIN, side_blocks
 from ..maps._space import Shape, as_int, as_shape, row_major
 from ..ops import check_layout, corestrict, holders, named_qkv, restrict, simplify
+from ..ops._questions import index_of
 from ..placements import Attention, Experts
 
 MAP_VERSION = 1  # of affine maps and of placement descriptors alike: 0.19.8 writes 1
@@ -236,15 +237,7 @@ def _boxes(m: AffineMap, piece: Piece) -> Iterator[_Box]:
         for index in product(*(range(n // e) for n, e in zip(counts, extents))):
             low = tuple(s + i * step for s, i, step in zip(start, index, steps))
             at = slot + sum(i * s for i, s in zip(index, strides))
-            yield _Box(low, _coordinate(at, shard), extents)
-
-
-def _coordinate(address: int, shape: Shape) -> tuple[int, ...]:
-    index = []
-    for stride in row_major(shape):
-        at, address = divmod(address, stride)
-        index.append(at)
-    return tuple(index)
+            yield _Box(low, index_of(shard, at), extents)
 
 
 def _entries(

@@ -13,7 +13,7 @@ from ..maps import AffineMap, Space
 from ..maps._map import check_bounds
 from ..maps._meet import Met, meet
 from ..maps._relation import CODOMAIN, DOMAIN, count_common, exact_sizes, side_blocks
-from ..maps._space import describe_key, row_major
+from ..maps._space import Shape, describe_key, row_major
 from ..maps._table import build
 from ._points import at_points
 from ._regions import padding, uncovered
@@ -108,8 +108,13 @@ def check_layout(m: AffineMap) -> AffineMap:
 
 def coordinates(space: Space, box: int, address: int) -> tuple[int, ...]:
     """The index of an address in its box."""
+    return index_of(space.boxes[box].shape, address)
+
+
+def index_of(shape: Shape, address: int) -> tuple[int, ...]:
+    """The row-major index of an address in a shape."""
     index = []
-    for stride in row_major(space.boxes[box].shape):
+    for stride in row_major(shape):
         at, address = divmod(address, stride)
         index.append(at)
     return tuple(index)
