@@ -43,12 +43,13 @@ format: $(STAMP)
 demo: $(STAMP)
 	$(BIN)/python -m shardalg.cli.demo --wheels .demo
 
-bench: $(STAMP)
+bench: $(STAMP) .bench/peers
 	set -e; for script in benchmarks/[a-z]*.py; do $(BIN)/python $$script; done
 
-peers: $(STAMP)
-	DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(PIP) install -q -c constraints.txt --no-build-isolation $(DEEPSPEED)
-	$(PIP) download -q --no-deps -d .bench $(AWEX)
+peers: .bench/peers
+
+.bench/peers: $(STAMP)
+	$(PIP) install -q --no-deps --upgrade --target .bench/peers $(AWEX)
 
 clean:
 	rm -rf .venv .bench .demo .mypy_cache .pytest_cache .ruff_cache .hypothesis
