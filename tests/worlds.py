@@ -174,5 +174,5 @@ def here():
 
 
 def shared_files() -> set[str]:
-    """Files in shared memory; benchmarks that run beside the tests have their own."""
-    return {name for name in os.listdir("/dev/shm") if not name.startswith("shardalg-bench")}
+    """Files in shared memory; benchmarks and locks of programs that run beside the tests have their own."""
+    return {name for name in os.listdir("/dev/shm") if not name.startswith(("shardalg-bench", "sem."))}
