@@ -338,6 +338,41 @@ def test_a_tag_is_an_int_of_64_bits(tag):
         sa.run(ctx, bound, sa.extract(ROWS, full(ROWS)), tag=(1 << 63) - 1)
 
 
+@pytest.mark.parametrize("options", [{"tag": "7"}, {"progress": 3}, {"progress": "bar"}])
+def test_one_ranks_wrong_option_stops_all(world, options):
+    def rank(ctx):
+        bound = sa.bind(ctx, sa.plan(ROWS, COLUMNS))
+        shards = own(ctx, sa.extract(ROWS, full(ROWS)))
+        wrong = options if ctx.ranks == (2,) else {}
+        with pytest.raises(sa.InvalidMapError if wrong else sa.TransferError, match="|".join(options)):
+            sa.run(ctx, bound, shards, **wrong)
+        sa.run(ctx, bound, shards)
+
+    world(4, rank).good()
+
+
+def test_dtypes_that_differ_are_named_with_their_ranks(world):
+    def rank(ctx):
+        bound = sa.bind(ctx, sa.plan(ROWS, COLUMNS))
+        x = full(ROWS, torch.float64 if ctx.ranks == (2,) else torch.float32)
+        with pytest.raises(sa.TransferError) as refused:
+            sa.run(ctx, bound, own(ctx, sa.extract(ROWS, x)))
+        return str(refused.value)
+
+    said = "the tensor: its shards have different dtypes: float32 on ranks [0, 1, 3], float64 on ranks [2]"
+    assert world(4, rank).good() == [said] * 4
+
+
+@pytest.mark.parametrize("side", ["shards", "out"])
+def test_dtypes_that_differ_in_one_process_are_named(side):
+    with sa.backends.simulate(4) as ctx:
+        given = {"shards": sa.extract(ROWS, full(ROWS)), "out": sa.extract(COLUMNS, full(ROWS))}
+        given[side][2] = given[side][2].double()
+        with pytest.raises(sa.InvalidMapError) as refused:
+            sa.run(ctx, sa.bind(ctx, sa.plan(ROWS, COLUMNS)), **given)
+        assert str(refused.value) == f"the tensor: its {side} have different dtypes ['float32', 'float64']"
+
+
 def test_sources_cast_on_the_sender_where_that_is_smaller(world):
     def rank(ctx):
         bound = sa.bind(ctx, sa.plan(ROWS, COLUMNS), dtypes=("float32", "bfloat16"))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -21,6 +21,33 @@ Shards: TypeAlias = Any  # {rank: tensor}, {rank: {name: tensor}}, or a dict of 
 Key: TypeAlias = tuple[int, Box]  # entry and box
 
 
+class Seat(NamedTuple):
+    """Where one tensor of a program is in what the caller gives: under ``name``, for ``key``'s box."""
+
+    key: Key
+    name: str
+    box: Box
+
+
+class Seats:
+    """The tensors of a program that one process brings and gets, found once per context; ``passed``
+    describes the last that were checked, so that a replay with the same memory checks nothing anew."""
+
+    def __init__(self, ctx: Context, program: Program) -> None:
+        self.program = program
+        self.sources, self.targets = [], []
+        self.passed: list[Any] | None = None
+        held = set(ctx.ranks)
+        for k, e in enumerate(program.plan.entries):
+            its = e.plan
+            for b in its.source.domain.boxes:
+                if b.rank is not None and its.global_source(b.rank) in held:
+                    self.sources.append(Seat((k, b), e.source_name(b.name), b))
+            for b in its.target.domain.boxes:
+                if b.rank is not None and its.global_target(b.rank) in held:
+                    self.targets.append(Seat((k, b), e.target, b))
+
+
 class Job:
     """The tensors of one run.
 
@@ -30,35 +57,38 @@ class Job:
 
     def __init__(self, ctx: Context, program: Program) -> None:
         self.ctx, self.program = ctx, program
-        self.held = set(ctx.ranks)
+        self.seats = ctx.kept("seats", program, lambda: Seats(ctx, program))
         self.shards: dict[Key, torch.Tensor] = {}
         self.results: dict[Key, torch.Tensor] = {}
         self.sources: dict[Key, torch.Tensor] = {}
         self.targets: dict[Key, torch.Tensor] = {}
         self.out: Shards = None
+        self._signature: list[Any] | None = None
 
     def take(self, shards: Shards, out: Shards) -> None:
-        """Check and flatten the shards this process holds."""
+        """Find, check and flatten the shards this process holds."""
         self.out = out
-        single, device = self.program.single, self.ctx.transport.device
-        for k, e in enumerate(self.program.plan.entries):
-            for b in self.boxes(e, "source"):
-                x = _find(shards, e.source_name(b.name), b, single, "shards", device)
-                self.shards[k, b] = x
-                self.sources[k, b] = flat(x)
-            if out is not None:
-                for b in self.boxes(e, "target"):
-                    self.results[k, b] = _find(out, e.target, b, single, "out", device)
-        _check_overlap(self.shards, self.results)
+        single, seats = self.program.single, self.seats
+        self.shards = {s.key: _find(shards, s, single, "shards") for s in seats.sources}
+        if out is not None:
+            self.results = {s.key: _find(out, s, single, "out") for s in seats.targets}
+        self._signature = _signature((*self.shards.values(), *self.results.values()))
+        if self._signature is None or self._signature != seats.passed:
+            seats.passed = None
+            self._check()
+        self.sources = {key: flat(x) for key, x in self.shards.items()}
 
-    def boxes(self, e: Entry, side: str) -> Iterator[Box]:
-        """The source or target boxes of an entry that this process holds."""
-        m, to = (
-            (e.plan.source, e.plan.global_source)
-            if side == "source"
-            else (e.plan.target, e.plan.global_target)
-        )
-        return (b for b in m.domain.boxes if b.rank is not None and to(b.rank) in self.held)
+    def _check(self) -> None:
+        device, single = self.ctx.transport.device, self.program.single
+        for what, seats, given in (
+            ("shards", self.seats.sources, self.shards), ("out", self.seats.targets, self.results)
+        ):  # fmt: skip
+            for s in seats if given else ():
+                where = f"{what if single else f'{what}[{s.name!r}]'} of rank {s.box.rank}"
+                _check_tensor(given[s.key], s.box, where, device)
+                if what == "out":
+                    _check_own_memory(given[s.key], where)
+        _check_overlap(self.shards, self.results)
 
     def dtype_words(self) -> list[str]:
         """``source/target`` dtype names per entry, empty where this process holds nothing."""
@@ -67,19 +97,23 @@ class Job:
             for (entry, _), x in tensors.items():
                 found[entry][side].add(dtype_name(x.dtype))
         for e, sides in zip(self.program.plan.entries, found):
-            if max(map(len, sides)) > 1:
-                raise InvalidMapError(f"{say_entry(e)}: its shards have different dtypes {sides}")
+            for what, names in zip(("shards", "out"), sides):
+                if len(names) > 1:
+                    raise InvalidMapError(f"{say_entry(e)}: its {what} have different dtypes {sorted(names)}")
         return ["/".join(next(iter(names), "") for names in sides) for sides in found]
 
     def allocate(self, program: Program) -> None:
         """Results ready to write: the given ones, or fresh ones; ``program`` knows the dtypes."""
         assert program.dtypes is not None
-        self._check_dtypes(program)
-        for k, (e, dtypes) in enumerate(zip(program.plan.entries, program.dtypes)):
-            for b in self.boxes(e, "target"):
-                if (k, b) not in self.results:
-                    self.results[k, b] = self._fresh(e, b, dtypes[1])
-                self.targets[k, b] = flat(self.results[k, b])
+        if self.seats.passed is None or self.seats.passed != self._signature:
+            self._check_dtypes(program)
+            self.seats.passed = self._signature
+        if self.out is None:
+            entries, dtypes = program.plan.entries, program.dtypes
+            for s in self.seats.targets:
+                k = s.key[0]
+                self.results[s.key] = self._fresh(entries[k], s.box, dtypes[k][1])
+        self.targets = {key: flat(x) for key, x in self.results.items()}
 
     def _fresh(self, e: Entry, b: Box, dtype: str) -> torch.Tensor:
         """Zero where no copy writes; not touched before where copies write everything."""
@@ -133,14 +167,13 @@ class Job:
         """The results in the caller's form."""
         if self.out is not None:
             return self.out
-        tree: dict[str, dict[int | None, Any]] = {}
-        for k, e in enumerate(self.program.plan.entries):
-            its = tree[e.target] = {}
-            for b in self.boxes(e, "target"):
-                if b.name:
-                    its.setdefault(b.rank, {})[b.name] = results[k, b]
-                else:
-                    its[b.rank] = results[k, b]
+        tree: dict[str, dict[int | None, Any]] = {e.target: {} for e in self.program.plan.entries}
+        for key, name, b in self.seats.targets:
+            its = tree[name]
+            if b.name:
+                its.setdefault(b.rank, {})[b.name] = results[key]
+            else:
+                its[b.rank] = results[key]
         for alias, name in self.program.plan.tied:
             tree[alias] = tree[name]
         return tree[""] if self.program.single else tree
@@ -148,7 +181,9 @@ class Job:
 
 def flat(x: torch.Tensor) -> torch.Tensor:
     """The elements in row-major order, one after the other: a view where they lie so, else a copy."""
-    return x.detach().resolve_conj().resolve_neg().contiguous().view(-1)
+    if x.is_conj() or x.is_neg() or not x.is_contiguous():
+        x = x.detach().resolve_conj().resolve_neg().contiguous()
+    return x.detach().view(-1)
 
 
 def say_entry(entry: Entry) -> str:
@@ -159,29 +194,32 @@ def say_entry(entry: Entry) -> str:
 # --- checking what is given ---------------------------------------------------------------
 
 
-def _find(given: Shards, name: str, b: Box, single: bool, what: str, device: torch.device) -> torch.Tensor:
-    """The tensor for one box in what the caller gave; every absence is named."""
-    at = given
-    where = what if single else f"{what}[{name!r}]"
+def _find(given: Shards, seat: Seat, single: bool, what: str) -> torch.Tensor:
+    """The tensor for one seat in what the caller gave; every absence is named."""
+    at, b = given, seat.box
     if not single:
-        if not isinstance(at, Mapping) or name not in at:
-            raise InvalidMapError(f"{what} has no tensor {name!r}")
-        at = at[name]
+        if not isinstance(at, Mapping) or seat.name not in at:
+            raise InvalidMapError(f"{what} has no tensor {seat.name!r}")
+        at = at[seat.name]
     if isinstance(at, Mapping):
         if b.rank not in at:
+            where = what if single else f"{what}[{seat.name!r}]"
             raise InvalidMapError(f"{where} has no shard of rank {b.rank}; it has {sorted(at)}")
         at = at[b.rank]
     if isinstance(at, Mapping):
         if b.name not in at:
+            where = what if single else f"{what}[{seat.name!r}]"
             raise InvalidMapError(f"{where}[{b.rank}] has no tensor {b.name!r}; it has {sorted(at)}")
         at = at[b.name]
-    _check_tensor(at, b, f"{where} of rank {b.rank}", device)
-    if what == "out" and at.numel() and _overlaps_itself(at):
-        raise InvalidMapError(
-            f"{where} of rank {b.rank} has strides {at.stride()}: its elements share memory; give a tensor"
-            " of its own"
-        )
     return at  # type: ignore[no-any-return]
+
+
+def _signature(tensors: Iterable[Any]) -> list[Any] | None:
+    """All that the checks of strided tensors depend on; None where one is not such a tensor."""
+    try:
+        return [(x.data_ptr(), x.shape, x.stride(), x.dtype, x.device) for x in tensors]
+    except (AttributeError, RuntimeError, TypeError):
+        return None
 
 
 def _check_tensor(x: Any, b: Box, where: str, device: torch.device) -> None:
@@ -193,6 +231,13 @@ def _check_tensor(x: Any, b: Box, where: str, device: torch.device) -> None:
         raise UnsupportedError(f"{where} is {x.layout}; only strided tensors can be moved")
     if x.device.type != device.type or (device.index is not None and x.device.index != device.index):
         raise InvalidMapError(f"{where} is on {x.device}, this context moves tensors on {device}")
+
+
+def _check_own_memory(x: torch.Tensor, where: str) -> None:
+    if x.numel() and _overlaps_itself(x):
+        raise InvalidMapError(
+            f"{where} has strides {x.stride()}: its elements share memory; give a tensor of its own"
+        )
 
 
 def _overlaps_itself(x: torch.Tensor) -> bool:

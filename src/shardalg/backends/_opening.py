@@ -86,7 +86,7 @@ def _raise_refusals(ctx: Context, refusal: ShardalgError | None) -> None:
     if refusal is not None:
         raise refusal
     rank, why = min((r, why) for r, why in said.items() if why)
-    raise TransferError(f"rank {rank} refused its tensors: {why.decode()}; nothing was written")
+    raise TransferError(f"rank {rank} refused the run: {why.decode()}; nothing was written")
 
 
 def closed(ctx: Context, wrong: int | None) -> dict[int, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from functools import cached_property
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -20,6 +21,8 @@ from ._reduce import Sum, adds, deposited
 from ._stage import Stage
 from ._transport import Outgoing
 from ._verify import Checks, checks
+
+Holders: TypeAlias = dict[str, list[int]]  # ranks by dtype
 
 
 class Ready:
@@ -119,16 +122,15 @@ def _leaving(program: Program, ranks: tuple[int, ...], rounds: int) -> tuple[tup
 
 def ready_for(ctx: Context, program: Program, job: Job, refusal: ShardalgError | None) -> Ready:
     """What ``ctx`` keeps for a program; the first run of a program without dtypes agrees on them."""
-    kept = ctx._prepared.get(id(program))
-    if kept is not None and kept[0] is program:
-        return kept[1]  # type: ignore[no-any-return]
-    final = program
-    if program.dtypes is None:
-        final = with_dtypes(program, _agreed_dtypes(ctx, program, job, refusal))
-    ctx.counters.preparations += 1
-    ready = Ready(ctx, final)
-    ctx._prepared[id(program)] = (program, ready)
-    return ready
+
+    def prepared() -> Ready:
+        final = program
+        if program.dtypes is None:
+            final = with_dtypes(program, _agreed_dtypes(ctx, program, job, refusal))
+        ctx.counters.preparations += 1
+        return Ready(ctx, final)
+
+    return ctx.kept("ready", program, prepared)
 
 
 def _agreed_dtypes(
@@ -145,24 +147,25 @@ def _agreed_dtypes(
         raise refusal
     for rank, word in sorted(said.items()):
         if word.startswith("!"):
-            raise TransferError(f"rank {rank} refused its tensors: {word[1:]}")
+            raise TransferError(f"rank {rank} refused the run: {word[1:]}")
     return {e.target: pair for e, pair in zip(program.plan.entries, _pairs(program, said))}
 
 
 def _pairs(program: Program, said: dict[int, str]) -> Dtypes:
-    found: list[tuple[set[str], set[str]]] = [(set(), set()) for _ in program.plan.entries]
-    for word in said.values():
-        for sides, pair in zip(found, word.split(";")):
-            for seen, name in zip(sides, pair.split("/")):
-                seen |= {name} - {""}
+    """The dtypes of each entry, from what each rank says."""
+    found: list[tuple[Holders, Holders]] = [({}, {}) for _ in program.plan.entries]
+    for rank, words in sorted(said.items()):
+        for sides, pair in zip(found, words.split(";")):
+            for holders, name in zip(sides, pair.split("/")):
+                if name:
+                    holders.setdefault(name, []).append(rank)
     return tuple(_pair(e, *sides) for e, sides in zip(program.plan.entries, found))
 
 
-def _pair(entry: Entry, sources: set[str], targets: set[str]) -> tuple[str, str]:
-    if len(sources) > 1 or len(targets) > 1:
-        raise TransferError(
-            f"{say_entry(entry)}: ranks hold different dtypes: sources {sorted(sources)},"
-            f" targets {sorted(targets)}"
-        )
+def _pair(entry: Entry, sources: Holders, targets: Holders) -> tuple[str, str]:
+    for what, holders in (("shards", sources), ("out", targets)):
+        if len(holders) > 1:
+            words = ", ".join(f"{name} on ranks {ranks[:8]}" for name, ranks in holders.items())
+            raise TransferError(f"{say_entry(entry)}: its {what} have different dtypes: {words}")
     held = next(iter(sources), next(iter(targets), "uint8"))
     return held, next(iter(targets), held)

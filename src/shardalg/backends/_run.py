@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from .._errors import ShardalgError, TransferError
+from .._errors import InvalidMapError, ShardalgError, TransferError
 from ..plans import Program
 from ._autograd import Past, recorded, wants_gradients
 from ._bound import Bound
@@ -147,6 +147,15 @@ def _call(tag: int | None, donate: bool, verify: bool, progress: Progress | None
     return Call(tag, donate, verify, progress, torch.is_grad_enabled())
 
 
+def _check(call: Call) -> None:
+    """Raise unless the options are of the right kind."""
+    check_tag(call.tag)
+    if call.progress is not None and not callable(call.progress):
+        raise InvalidMapError(
+            f"progress must be a function of (rounds done, rounds in all), got {call.progress!r}"
+        )
+
+
 def _answer(job: Job, past: Past | None) -> Shards:
     return job.answer(job.results if past is None else recorded(past, back))
 
@@ -159,7 +168,7 @@ def perform(ctx: Context, program: Program, shards: Shards, out: Shards, call: C
     ctx.at("opening", Word(number, -1, False))
     job = Job(ctx, program)
     with clock.phase("prepare"):
-        refusal = _refusal(lambda: check_tag(call.tag)) or _refusal(lambda: job.take(shards, out))
+        refusal = _refusal(lambda: _check(call)) or _refusal(lambda: job.take(shards, out))
         ready = ready_for(ctx, program, job, refusal)
         refusal = refusal or _refusal(lambda: job.allocate(ready.program))
     gradients = call.gradients and wants_gradients(job)
