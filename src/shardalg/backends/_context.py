@@ -56,7 +56,7 @@ class Context:
         self._owner = Owner()
         self._lane = Lane()
         self._words = Words(getattr(transport, "store", None))
-        self._prepared: dict[int, tuple[Program, Any]] = {}
+        self._kept: dict[tuple[str, int], tuple[Program, Any]] = {}
         self._pool: dict[tuple[int, str], torch.Tensor] = {}
 
     @property
@@ -78,6 +78,14 @@ class Context:
         """Keep how to report the last run: bounds take time to count, so only who asks waits for it."""
         self._report = make
 
+    def kept(self, what: str, program: Program, make: Callable[[], T]) -> T:
+        """What this context keeps for a program, made the first time."""
+        key = what, id(program)
+        found = self._kept.get(key)
+        if found is None or found[0] is not program:
+            found = self._kept[key] = program, make()
+        return found[1]  # type: ignore[no-any-return]
+
     def __repr__(self) -> str:
         state = "closed " if self.closed else "failed " if self.failed else ""
         return f"<{state}Context of {len(self.peers)} ranks, holding {self.ranks}>"
@@ -92,7 +100,7 @@ class Context:
 
     def _release(self) -> None:
         self.transport.close()
-        self._prepared.clear()
+        self._kept.clear()
         self._pool.clear()
 
     def __enter__(self) -> Context:

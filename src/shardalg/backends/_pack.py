@@ -30,6 +30,7 @@ Messages: TypeAlias = Sequence[torch.Tensor]  # by position of the peer
 
 MANY = 8  # copies of one shard and message from which rows may pay
 SMALL = 2048  # bytes per copy below which rows pay
+MEMORIES = 4  # sets of tensors whose views are kept: two halves of a buffer, two outs
 ROWS = 1 << 20  # rows of one indexed copy at most: their indices take 8 bytes each
 RAW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 
@@ -468,15 +469,15 @@ def _rows(x: torch.Tensor, width: int) -> torch.Tensor:
 
 
 class Kept:
-    """Compiled steps that keep their views while the same memory comes again."""
+    """Compiled steps that keep their views while memory comes again that they have met: turns take one
+    buffer and then the other, and so may the caller."""
 
-    __slots__ = ("attached", "seen", "steps", "where")
+    __slots__ = ("attached", "steps", "where")
 
     def __init__(self, steps: Steps) -> None:
         self.steps = steps
         self.where = tuple(_places(steps))
-        self.seen: tuple[tuple[int, int], ...] = ()
-        self.attached: Attached | None = None
+        self.attached: dict[tuple[tuple[int, int], ...], Attached] = {}
 
     def go(self, sources: Tensors, targets: Tensors, messages: Messages = ()) -> None:
         """Do the copies."""
@@ -485,13 +486,16 @@ class Kept:
         of: dict[str, Any] = {"source": sources, "target": targets, "message": messages}
         tensors = [of[kind][key] for kind, key in self.where]
         seen = tuple([_memory(x) for x in tensors])
-        if self.attached is None or seen != self.seen:
+        attached = self.attached.get(seen)
+        if attached is None:
             if any(x.device.type != "cpu" for x in tensors):
                 attach(self.steps, dict(zip(self.where, tensors))).go()
                 return
-            self.attached = attach(self.steps, {p: unowned(x) for p, x in zip(self.where, tensors)})
-            self.seen = seen
-        self.attached.go()
+            if len(self.attached) == MEMORIES:
+                del self.attached[next(iter(self.attached))]
+            attached = attach(self.steps, {p: unowned(x) for p, x in zip(self.where, tensors)})
+            self.attached[seen] = attached
+        attached.go()
 
 
 def _memory(x: torch.Tensor) -> tuple[int, int]:

@@ -6,7 +6,8 @@ memory is reserved when they are made, so that a lack of it is an error then and
 Others open them through ``/proc`` and prove it by a number only the owner knew.
 
 Two halves take turns. Words next to them say what is ready and what has been read; an aligned
-word is written in one piece and, on the processors this is used on, after what it speaks of.
+word is written in one piece and, on the processors this is used on, after what it speaks of. Who waits
+for a word sleeps on it, so that ranks which share processors do not take them from each other.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import numpy as np
 import torch
 
 from .._errors import TransferError
+from ._futex import sleep_on, wake
 from ._strategies import PeerToPeer
 from ._transport import Buffers, Meanwhile, Outgoing, Strategy
 
@@ -35,9 +37,8 @@ NONCE, READY, READ, CLOSED, POSTED, POST = (WORD * k for k in range(6))  # two l
 STARTS = POST + 2 * WORD
 ORDERED = ("x86_64", "AMD64")  # processors that keep writes in order
 NAMESPACES = ("pid", "net", "ipc", "uts")
-SPINS = 200  # looks before the clock is asked
-PATIENCE = 0.02  # seconds of yielding before a waiter begins to sleep
-NAP = 0.0005
+SPINS = 50  # looks before a waiter goes to sleep
+NAP = 0.05  # seconds of sleep at most until a waiter asks whether its peer still lives
 
 
 class Segment:
@@ -47,6 +48,18 @@ class Segment:
         self.words = np.frombuffer(memory, np.int64, _words(ranks))
         self.data = torch.frombuffer(memory, dtype=torch.uint8, offset=8 * _words(ranks))
         self.ranks = ranks
+        self._at = self.words.ctypes.data
+
+    def say(self, word: int, value: int) -> None:
+        """Write a word and wake those who wait for it."""
+        self.words[word] = value
+        wake(self._at + 8 * word)
+
+    def wait(self, word: int, value: int) -> None:
+        """Sleep until the word is written next, unless it is ``value`` or more; not for long."""
+        found = int(self.words[word])
+        if found < value:
+            sleep_on(self._at + 8 * word, found, NAP)
 
     def half(self, turn: int) -> torch.Tensor:
         return self.data[turn % 2 * HALF :][:HALF]
@@ -145,7 +158,7 @@ class Shared:
         turn, sizes = self._turn, part.send_bytes
         self.mine.starts(turn)[:] = list(accumulate(sizes, initial=0))[:-1]
         self._readers[turn % 2] = [p for p in self.near if sizes[p]]
-        self.mine.words[READY] = turn
+        self.mine.say(READY, turn)
         expected = [0 if p in self.near else n for p, n in enumerate(part.receive_bytes)]
         messages = list(buffers(rank, "receive", sum(expected)).split(expected))
         sent = [x[:0] if p in self.near else x for p, x in enumerate(part.messages)]
@@ -158,7 +171,7 @@ class Shared:
         return {rank: messages}
 
     def release(self) -> None:
-        self.mine.words[READ] = self._turn
+        self.mine.say(READ, self._turn)
 
     def takes(self, word: bytes) -> bool:
         """Whether ``post`` can carry a word: everybody is near, and it is short."""
@@ -170,7 +183,7 @@ class Shared:
         self._posts += 1
         number, size = self._posts, len(word)
         self.mine.post(number)[:size] = np.frombuffer(word, np.uint8)
-        self.mine.words[POSTED] = number
+        self.mine.say(POSTED, number)
         said = {self.position: word}
         for p, its in self.near.items():
             self._wait(p, POSTED, number)
@@ -178,30 +191,29 @@ class Shared:
         return [said[p] for p in range(self.mine.ranks)]
 
     def _wait(self, peer: int, word: int, turn: int) -> None:
-        """Yield, then sleep, until a peer's word has come to ``turn``; give up when it is gone or late."""
-        words = self.near[peer].words
+        """Look, then sleep, until a peer's word has come to ``turn``; give up when it is gone or late."""
+        its = self.near[peer]
+        words = its.words
         for _ in range(SPINS):
             if words[word] >= turn:
                 return
-            os.sched_yield()
         began = time.monotonic()
         while words[word] < turn:
-            waited = time.monotonic() - began
+            its.wait(word, turn)
             if words[CLOSED] and words[word] < turn:  # it may have written, and then closed
                 raise TransferError(f"the peer at position {peer} closed its context")
-            if waited < PATIENCE:
-                os.sched_yield()
-                continue
-            if _gone(self._alive[peer]) and words[word] < turn:
+            waited = time.monotonic() - began
+            if waited > NAP and _gone(self._alive[peer]) and words[word] < turn:
                 raise TransferError(f"the process of the peer at position {peer} is gone")
             if waited > self._seconds:
                 raise TransferError(f"the peer at position {peer} did not answer within {self._seconds} s")
-            time.sleep(NAP)
 
     def close(self) -> None:
         """Tell the peers. The memory goes with the last process that sees it."""
         self.far.close()
         self.mine.words[CLOSED] = 1
+        for word in (READY, READ, POSTED):
+            self.mine.say(word, int(self.mine.words[word]))
         for file in self._alive.values():
             if file is not None:
                 os.close(file)
