@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import torch
 
 from shardalg import show
-from shardalg.moe import plan_dispatch, report, simulate
+from shardalg.moe import placements, plan_dispatch, report, simulate
 
 
 def plans(ranks: int, experts: int) -> list:
@@ -26,6 +26,15 @@ def test_the_bars_are_the_loads_of_the_report():
     ]
     assert max(x.count("-") for x in lines if " routed " in x) == 40
     assert str(found).splitlines()[1] in lines
+    copied = [f"to rank {rank}: {ids[0]}" for rank, ids in enumerate(found.copied) if ids]
+    assert copied and all("  " + line in lines and f">{line}</text>" in picture.svg for line in copied)
+
+
+def test_the_copied_experts_are_those_of_the_placements():
+    one = plans(4, 8)[0]
+    home, held = placements(one)
+    own, now = dict(home.by_rank), dict(held.by_rank)
+    assert report(one).copied == tuple(now[r][len(own[r]) :] for r in sorted(own))
 
 
 def test_a_plan_is_drawn_as_its_report():

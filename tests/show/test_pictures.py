@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from xml.etree import ElementTree
 
 import numpy as np
@@ -57,6 +59,11 @@ def pictured() -> dict[str, object]:
         "many experts": sa.Experts.uniform(4096, 64),
         "difference": sa.explain(two, layout((48, 8), sa.Split(0), ranks=2)),
         "no difference": sa.explain(two, two),
+        "other spaces": sa.explain(two, layout((48, 8), sa.Split(0), ranks=3)),
+        "wide heads": sa.plan(
+            layout((4096,), sa.Split(0), ranks=2048), layout((4096,), sa.Split(0), ranks=1024)
+        ),
+        "long names": sa.flat_group({f"a.long.name.of.a.parameter.{i}": (3, 3) for i in range(9)}, 4, 2),
     }
 
 
@@ -71,8 +78,36 @@ def test_every_picture_is_sound(name):
     assert picture == show(PICTURED[name])
 
 
+def texts(at: ElementTree.Element, x: float = 0.0) -> Iterator[tuple[float, float, str]]:
+    """Where each line of text starts and ends at the least, and what it says."""
+    for e in at:
+        if e.tag.endswith("}g"):
+            yield from texts(e, x + float(e.get("transform")[len("translate(") :].split()[0]))
+        elif e.tag.endswith("}text"):
+            size = len(e.text) * float(e.get("font-size")) * (0.6 if e.get("font-family") else 0.45)
+            low = (
+                x
+                + float(e.get("x"))
+                - size * {"start": 0, "middle": 0.5, "end": 1}[e.get("text-anchor", "start")]
+            )
+            yield low, low + size, e.text
+
+
+def apart(root: ElementTree.Element) -> None:
+    """No two lines of text of one part of a picture lie on one another."""
+    for g in root.iter():
+        rows: dict[str, list[tuple[float, float, str]]] = {}
+        for e in g.findall("{http://www.w3.org/2000/svg}text"):
+            alone = ElementTree.Element("g")
+            alone.append(e)
+            rows.setdefault(e.get("y"), []).extend(texts(alone))
+        for row in rows.values():
+            for (_, end, a), (start, _, b) in itertools.pairwise(sorted(row)):
+                assert end <= start, (a, b)
+
+
 def sound(picture: Picture) -> None:
-    """Well-formed, inside its card, with every reference defined, and not large."""
+    """Well-formed, inside its card, with every reference defined, no text on another, and not large."""
     root = ElementTree.fromstring(picture.svg)
     space = "{http://www.w3.org/2000/svg}"
     ids = [e.get("id") for e in root.iter() if e.get("id")]
@@ -82,6 +117,8 @@ def sound(picture: Picture) -> None:
     width, height = float(root.get("width")), float(root.get("height"))
     for shape in root.iter(space + "rect"):
         assert 0 <= float(shape.get("width")) <= width and 0 <= float(shape.get("height")) <= height
+    assert all(low >= 0 and high <= width for low, high, _ in texts(root))
+    apart(root)
     assert "nan" not in picture.svg and "inf" not in picture.svg.replace("information", "")
     assert len(picture.svg) < 200_000
     assert len(picture.text.splitlines()) < 200
@@ -95,6 +132,11 @@ def test_an_unsound_picture_is_seen():
     striped = show(PICTURED["replicas"])
     with pytest.raises(AssertionError):
         sound(Picture(re.sub("<defs>.*</defs>", "", striped.svg), striped.text))
+    with pytest.raises(AssertionError):
+        sound(Picture(fine.svg.replace("sends</text>", "sends" * 40 + "</text>"), fine.text))
+    heads = re.findall(r'<text x="([^"]*)"[^>]*>[01]</text>', fine.svg)
+    with pytest.raises(AssertionError):
+        sound(Picture(fine.svg.replace(f'x="{heads[1]}"', f'x="{heads[0]}"'), fine.text))
 
 
 @given(layouts())
@@ -146,13 +188,32 @@ def test_traffic_in_the_picture_adds_up(pair):
     a, b = pair
     plan = sa.plan(a, b, missing="leave")
     text = show(plan).text
-    assert f"{plan.stats.elements} slots written" in text
+    assert re.search(rf"\b{plan.stats.elements} slots? written", text)
     assert f"{plan.stats.elements_crossing} elements cross ranks" in text
 
 
 @given(affine_maps())
 def test_any_map_has_a_picture(m):
     sound(show(m))
+
+
+def test_what_nobody_holds_is_counted():
+    assert "; nobody holds 24 elements" in show(PICTURED["panels"]).svg  # one expert of 4 x 6
+    assert "; nobody holds 384 elements" in show(PICTURED["nothing"]).svg
+    assert "nobody" not in show(PICTURED["padded"]).svg
+
+
+def test_a_long_reason_is_told_to_its_end():
+    drawn = ElementTree.fromstring(show(PICTURED["other spaces"]).svg)
+    said = " ".join(text for _, _, text in texts(drawn))
+    assert PICTURED["other spaces"].reason in said and "pairs" not in said
+
+
+def test_one_is_not_plural():
+    one = sa.plan(*[layout((1,), sa.Split(0), ranks=1)] * 2)
+    assert show(one).text.startswith("plan: 1 -> 1 ranks, 1 copy\n  1 slot written from 2 pieces\n")
+    tree = sa.plan_tree({"a": one.source}, {"a": one.target})
+    assert show(tree).text.startswith("plan of 1 tensor: 1 -> 1 ranks, 1 copy\n")
 
 
 def test_pictures_do_not_depend_on_the_hash_seed():

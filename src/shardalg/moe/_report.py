@@ -9,6 +9,7 @@ import numpy as np
 
 from .._struct import struct
 from ..placements import Experts
+from ..show._drawing import many
 from ._geometry import capacities, round_up
 from ._plan import CommPlan
 from ._tables import Array
@@ -21,8 +22,9 @@ BREAK_EVEN = 1000.0
 class Report:
     """Loads in routes per rank, traffic in rows per (source, destination), bytes where they say so.
 
-    ``rows`` (after deduplication) of a pair that no given plan knows is -1. ``lower_bound`` counts the
-    distinct (token, other rank) pairs of the given plans: no exchange of whole rows can send fewer.
+    ``copied`` are the experts copied to each rank. ``rows`` (after deduplication) of a pair that no given
+    plan knows is -1. ``lower_bound`` counts the distinct (token, other rank) pairs of the given plans: no
+    exchange of whole rows can send fewer.
     """
 
     loads_before: Row
@@ -30,7 +32,7 @@ class Report:
     moved: int
     moved_at_least: int
     copies: int
-    copies_by_rank: Row
+    copied: tuple[Row, ...]
     routes: tuple[Row, ...]
     rows: tuple[Row, ...]
     lower_bound: int
@@ -39,6 +41,11 @@ class Report:
     copied_bytes: int | None
     rows_saved: int
     break_even: float
+
+    @property
+    def copies_by_rank(self) -> Row:
+        """Experts copied to each rank."""
+        return tuple(map(len, self.copied))
 
     @property
     def imbalance_before(self) -> float:
@@ -71,12 +78,13 @@ class Report:
             (
                 f"loads   {list(self.loads_before)} -> {list(self.loads_after)} rows,"
                 f" max/mean {self.imbalance_before:.3f} -> {self.imbalance_after:.3f}",
-                f"moved   {self.moved} tokens (at least {self.moved_at_least}), {self.copies} expert copies",
+                f"moved   {many(self.moved, 'token')} (at least {self.moved_at_least}),"
+                f" {many(self.copies, 'expert copy')}",
                 f"wire    {routes} routes -> {rows} rows of {self.row_bytes} bytes,"
                 f" lower bound {self.lower_bound}",
                 f"padding {list(self.padding)} rows",
-                f"copies  {verdict}: {self.rows_saved} rows off the busiest rank, {most} copies on one rank,"
-                f" break-even {self.break_even:g} rows per copy",
+                f"copies  {verdict}: {many(self.rows_saved, 'row')} off the busiest rank,"
+                f" {many(most, 'copy')} on one rank, break-even {self.break_even:g} rows per copy",
             )
         )
 
@@ -94,31 +102,32 @@ def report(
     >>> topk = [torch.tensor([[0, 1], [0, 0], [2, 0]]), torch.tensor([[0, 1], [1, 3], [0, 2]])]
     >>> print(report(plan_dispatch(simulate(2, E=4, S=3, K=2, H=1, pad=2), topk)))
     loads   [9, 3] -> [6, 6] rows, max/mean 1.500 -> 1.000
-    moved   3 tokens (at least 3), 1 expert copies
+    moved   3 tokens (at least 3), 1 expert copy
     wire    4 routes -> 3 rows of 4 bytes, lower bound 3
     padding [2, 2] rows
-    copies  do not pay: 3 rows off the busiest rank, 1 copies on one rank, break-even 1000 rows per copy
+    copies  do not pay: 3 rows off the busiest rank, 1 copy on one rank, break-even 1000 rows per copy
     """
     plans = [plan] if isinstance(plan, CommPlan) else list(plan)
     p = plans[0]
-    counts, alloc, copies = (t.cpu().numpy().astype(np.int64) for t in (p.counts, p.alloc, p.experts_to_copy))
+    counts, alloc = (t.cpu().numpy().astype(np.int64) for t in (p.counts, p.alloc))
+    copied = _copied(p)
+    copies = sum(map(len, copied))
     before = counts.sum(0).reshape(p.R, p.epn).sum(1)
     after = alloc.sum(0)
     stay = alloc[np.arange(p.E), np.arange(p.E) // p.epn].sum()
-    used = (copies >= 0).sum(1)
     return Report(
         loads_before=_row(before),
         loads_after=_row(after),
         moved=int(alloc.sum() - stay),
         moved_at_least=int(np.maximum(before - capacities(int(before.sum()), p.R), 0).sum()),
-        copies=int(used.sum()),
-        copies_by_rank=_row(used),
+        copies=copies,
+        copied=copied,
         routes=_routes(counts, alloc),
         rows=_rows(plans),
         lower_bound=sum(_distinct_elsewhere(q) for q in plans),
         padding=_row((round_up(alloc, p.pad) - alloc).sum(0)),
         row_bytes=p.H * p.dtype.itemsize,
-        copied_bytes=None if expert_bytes is None else int(used.sum()) * expert_bytes,
+        copied_bytes=None if expert_bytes is None else copies * expert_bytes,
         rows_saved=int(before.max() - after.max()),
         break_even=break_even,
     )
@@ -136,8 +145,13 @@ def placements(plan: CommPlan) -> tuple[Experts, Experts]:
     (Experts({0: (0, 1), 1: (2, 3)}), Experts({0: (0, 1, 3), 1: (2, 3)}))
     """
     home = Experts.uniform(plan.E, plan.R)
-    copies = [[e for e in row if e >= 0] for row in plan.experts_to_copy.tolist()]
-    return home, Experts({rank: (*own, *copies[rank]) for rank, own in home.by_rank})
+    copied = _copied(plan)
+    return home, Experts({rank: (*own, *copied[rank]) for rank, own in home.by_rank})
+
+
+def _copied(plan: CommPlan) -> tuple[Row, ...]:
+    """The experts copied to each rank."""
+    return tuple(tuple(e for e in row if e >= 0) for row in plan.experts_to_copy.tolist())
 
 
 def _routes(counts: Array, alloc: Array) -> tuple[Row, ...]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from ..show import Picture, show
 from ..show import _svg as svg
-from ..show._drawing import WIDTH, Drawing, count_text, heading, lines_drawing, moved, stacked, swatches
+from ..show._drawing import WIDTH, Drawing, count_text, heading, lines_drawing, many, moved, stacked, swatches
 from ..show._grid import rank_groups
-from ..show._legend import rank_word
+from ..show._legend import rank_word, ranks_text, unshown
 from ._plan import CommPlan
 from ._report import Report, Row, report
 
 MOST_RANKS = 32
 BARS = 40  # characters of the longest bar of the text
+MOST_COPIED = 8  # ranks whose copied experts are listed
 
 
 @show.register(CommPlan)
@@ -26,15 +27,25 @@ def _show_report(r: Report) -> Picture:
     groups = rank_groups(range(len(r.loads_before)), MOST_RANKS)
     before, after = (_largest(loads, groups) for loads in (r.loads_before, r.loads_after))
     title = (
-        f"loads of {len(r.loads_before)} ranks: max/mean {r.imbalance_before:.3f} -> {r.imbalance_after:.3f}"
+        f"loads of {many(len(r.loads_before), 'rank')}:"
+        f" max/mean {r.imbalance_before:.3f} -> {r.imbalance_after:.3f}"
     )
     caption = "tokens per rank as routed and as computed"
     caption += f"; the largest of each {len(groups[0])} ranks" if len(groups[0]) > 1 else ""
     words = [rank_word(g) for g in groups]
-    said = str(r).splitlines()
-    shapes, height = stacked([heading(title, caption), _bars(words, before, after), lines_drawing("", said)])
-    text = "\n".join([title, caption, *_text_bars(words, before, after), "", *said])
+    said, copied = str(r).splitlines(), _copied_lines(r)
+    parts = [heading(title, caption), _bars(words, before, after), lines_drawing("", said)]
+    parts += [lines_drawing("experts copied", copied)] if copied else []
+    shapes, height = stacked(parts)
+    lists = ["", "experts copied:", *("  " + line for line in copied)] if copied else []
+    text = "\n".join([title, caption, *_text_bars(words, before, after), "", *said, *lists])
     return Picture(svg.document(WIDTH, height, shapes, title=title, about=caption), text)
+
+
+def _copied_lines(r: Report) -> list[str]:
+    """The experts that each rank gets a copy of."""
+    lines = [f"to rank {rank}: {ranks_text(experts)}" for rank, experts in enumerate(r.copied) if experts]
+    return [*lines[:MOST_COPIED], *unshown(len(lines), MOST_COPIED, "ranks")]
 
 
 def _largest(loads: Row, groups: tuple[tuple[int, ...], ...]) -> list[int]:

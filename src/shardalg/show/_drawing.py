@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from . import _svg as svg
 
 MARGIN, WIDTH = 16, 720
+MOST_WRAPPED = 4  # lines that one fact or one line of notation may take
+_INDEX, _FIRM = re.compile(r"\[[^\]]*\]"), "\xa0"
 
 
 class Drawing(NamedTuple):
@@ -28,25 +32,42 @@ def clipped(text: str, width: float, size: float, *, mono: bool = False) -> str:
     return text if len(text) <= most else text[: max(most - 3, 0)] + "..."
 
 
+def wrapped(text: str, width: float, size: float, *, mono: bool = False) -> list[str]:
+    """The text in lines that fit, the last one cut with an ellipsis where they are too many.
+
+    Notation (``mono``) is not broken within an index.
+
+    >>> wrapped("0:[0:8, 0:8] -> [0:8, 0:8], [8:24, 0:8] -> [32:48, 0:8]", 250, 11, mono=True)
+    ['0:[0:8, 0:8] -> [0:8, 0:8],', '    [8:24, 0:8] -> [32:48, 0:8]']
+    """
+    most = int(width / svg.wide("x", size, mono=mono))
+    whole = _INDEX.sub(lambda found: found[0].replace(" ", _FIRM), text) if mono else text
+    lead = "    " if mono else ""
+    lines = textwrap.wrap(whole, most, subsequent_indent=lead, break_on_hyphens=False)
+    lines = [line.replace(_FIRM, " ") for line in lines]
+    if len(lines) <= MOST_WRAPPED:
+        return lines
+    return [*lines[: MOST_WRAPPED - 1], lines[MOST_WRAPPED - 1][: most - 3].rstrip() + "..."]
+
+
 def heading(title: str, *lines: str, notation: str = "") -> Drawing:
     """The top of a picture: a bold title, a map's notation in fixed width, lines of facts."""
     room = WIDTH - 2 * MARGIN
     shapes = [svg.words(0, 13, clipped(title, room, 15), size=14, bold=True)]
     y = 13.0
     for text, mono in (*((t, True) for t in notation.splitlines()), *((line, False) for line in lines)):
-        if text:
+        for line in wrapped(text, room, 11, mono=mono):
             y += 18
-            look = svg.themed("dim")
-            shapes.append(svg.words(0, y, clipped(text, room, 11, mono=mono), look, size=11, mono=mono))
+            shapes.append(svg.words(0, y, line, svg.themed("dim"), size=11, mono=mono))
     return Drawing(shapes, room, y + 6)
 
 
 def heat(value: float, most: float) -> tuple[str, str]:
     """The fill for a share of the most, light to dark, and the colour of text on it."""
     part = value / most if most else 0.0
-    ends = ((222, 235, 247), (8, 69, 148))
+    ends = ((222, 235, 247), (33, 113, 181))
     colour = "#" + "".join(f"{round(a + (b - a) * part):02x}" for a, b in zip(*ends))
-    return f'fill="{colour}"', f'fill="{"#111111" if svg.luminance(colour) > 0.2 else "#ffffff"}"'
+    return f'fill="{colour}"', f'fill="{"#111111" if svg.luminance(colour) > 0.19 else "#ffffff"}"'
 
 
 def count_text(n: int) -> str:
@@ -64,8 +85,10 @@ def count_text(n: int) -> str:
 
 
 def many(n: int, word: str) -> str:
-    """``1 piece``, ``2 pieces``."""
-    return f"{n} {word}" + ("" if n == 1 else "s")
+    """``1 piece``, ``2 pieces``, ``2 copies``."""
+    if n == 1:
+        return f"1 {word}"
+    return f"{n} {word.removesuffix('y')}ies" if word.endswith("y") else f"{n} {word}s"
 
 
 def byte_text(n: int) -> str:
@@ -114,5 +137,6 @@ def swatches(entries: Sequence[tuple[str, str]]) -> Drawing:
     for i, (look, text) in enumerate(entries):
         x, y = (i % across) * wide, (i // across) * 18.0
         shapes.append(svg.rect(x, y, 13, 13, f'{look} rx="2"'))
+        shapes.append(svg.rect(x, y, 13, 13, f'fill="none" rx="2" {svg.themed("soft")} stroke-width="0.5"'))
         shapes.append(svg.words(x + 19, y + 10.5, clipped(text, wide - 22, 11)))
     return Drawing(shapes, room, -(-len(entries) // across) * 18.0)

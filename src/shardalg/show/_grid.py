@@ -70,6 +70,14 @@ class Grid(NamedTuple):
         """Cells whose samples disagree."""
         return int((self.held == self.classes.index(MIXED)).sum()) if MIXED in self.classes else 0
 
+    @property
+    def unheld(self) -> int:
+        """Elements in cells that nobody holds; mixed cells are not counted."""
+        if () not in self.classes:
+            return 0
+        cells = np.nonzero(self.held == self.classes.index(()))
+        return int(math.prod(np.diff(c.edges)[at] for c, at in zip(self.cuts, cells)).sum())
+
 
 def rank_groups(ranks: Sequence[int], most: int) -> tuple[tuple[int, ...], ...]:
     """Ranks one by one, or in consecutive groups of a power of two where there are more than ``most``.

@@ -198,6 +198,8 @@ def _rect_words(
         half = svg.wide(label, 10.5) / 2 + 2
         back = svg.rect(x - half, y - 10, 2 * half, 13, svg.themed("void"))
         return [back, svg.words(x, y, label, look, size=10.5, anchor="middle")]
+    if "stroke" not in look:  # lines between cells must not run through the text
+        look += svg.halo(svg.HUES[legend.colour[grid.groups[holders[0]]] % len(svg.HUES)])
     return [svg.words(x, y, label, look, size=10.5, anchor="middle")]
 
 

@@ -109,20 +109,20 @@ def at_text(grid: Grid, at: tuple[int, ...]) -> str:
 
 
 def _legend_lines(m: AffineMap, box: int, grid: Grid, legend: Legend) -> list[str]:
-    lines = []
+    lines: list[tuple[str, str]] = []
     used = {k for h in grid.classes if h != MIXED for k in h}
     single = {h[0] for h in grid.classes if len(h) == 1 and h != MIXED}
     for k in sorted(used & single):
         ranks = grid.groups[k]
-        symbol = _symbol(grid, (k,), legend)
-        lines.append(f"{symbol}  {rank_word(ranks)}" + counted(m, ranks, legend))
+        lines.append((_symbol(grid, (k,), legend), rank_word(ranks) + counted(m, ranks, legend)))
     for h in grid.classes:
         if len(h) > 1:
             ranks = together(named(grid, h))
-            lines.append(f"{_symbol(grid, h, legend)}  {len(ranks)} replicas: {rank_word(ranks)}")
-    lines += [".  nobody"] if () in grid.classes else []
-    lines += ["+  several owners within one cell"] if MIXED in grid.classes else []
-    return _columns(lines)
+            lines.append((_symbol(grid, h, legend), f"{len(ranks)} replicas: {rank_word(ranks)}"))
+    lines += [(".", "nobody")] if () in grid.classes else []
+    lines += [("+", "several owners within one cell")] if MIXED in grid.classes else []
+    width = max((len(symbol) for symbol, _ in lines), default=0)
+    return _columns([f"{symbol.ljust(width)}  {said}" for symbol, said in lines])
 
 
 def _columns(lines: list[str], most: int = 8) -> list[str]:

@@ -34,7 +34,7 @@ def show_layout(m: AffineMap, *, cells: str | None = None) -> Picture:
 def _body(
     m: AffineMap, said: str, grids: Sequence[Grid], legend: Legend, shards: ShardRows, cells: str | None
 ) -> tuple[list[str], float]:
-    parts = [heading(_title(m), _facts(m), notation=said)]
+    parts = [heading(_title(m), _facts(m, sum(g.unheld for g in grids)), notation=said)]
     parts += [grid_drawing(m, box, grid, legend, cells) for box, grid in enumerate(grids)]
     parts += [note(line) for line in unshown(len(m.codomain), MOST_BOXES, "tensors")]
     parts += [legend_drawing(m, grids, legend), storage_drawing(m, shards, legend)]
@@ -49,7 +49,8 @@ def _title(m: AffineMap) -> str:
     return f"{tensors} on {many(len(m.ranks), 'rank')}"
 
 
-def _facts(m: AffineMap) -> str:
+def _facts(m: AffineMap, unheld: int) -> str:
     padded = m.domain.size - m.size
     facts = f"{many(m.codomain.size, 'element')} in {many(m.domain.size, 'slot')}"
-    return facts + (f", {padded} of them padding" if padded else "")
+    facts += f", {padded} of them padding" if padded else ""
+    return facts + (f"; nobody holds {many(unheld, 'element')}" if unheld else "")

@@ -8,7 +8,7 @@ from .._errors import UnsupportedError
 from ..ops import Difference
 from ..placements import Experts, Placement
 from . import _svg as svg
-from ._drawing import MARGIN, WIDTH, Drawing, heading, moved, note, stacked, swatches
+from ._drawing import MARGIN, WIDTH, Drawing, heading, many, moved, note, stacked, swatches
 from ._legend import unshown
 from ._picture import Picture
 from ._show import show
@@ -30,7 +30,7 @@ def _show_experts(placement: Experts) -> Picture:
     """One row per rank: the experts it holds in packed order, those on several ranks hatched."""
     counts = Counter(e for _, ids in placement.by_rank for e in ids)
     copies = sum(n > 1 for n in counts.values())
-    title = f"{len(counts)} experts on {len(placement.by_rank)} ranks"
+    title = f"{many(len(counts), 'expert')} on {many(len(placement.by_rank), 'rank')}"
     said = (
         f"packed order left to right; {copies} held by several ranks (*)"
         if copies
@@ -87,12 +87,7 @@ def _legend(copies: int) -> Drawing:
 @show.register(Difference)
 def _show_difference(difference: Difference) -> Picture:
     """The counts of a difference as one bar, and its reason."""
-    counts = [
-        ("same", difference.same, 2),
-        ("moved", difference.moved, 1),
-        ("missing", difference.missing, 5),
-        ("extra", difference.extra, 6),
-    ]
+    counts = [(name, getattr(difference, name), k) for name, k in PAIRS]
     title = "the two maps are equal" if difference else "the two maps differ"
     total = sum(n for _, n, _ in counts)
     bar: list[str] = []
@@ -103,8 +98,10 @@ def _show_difference(difference: Difference) -> Picture:
         if svg.wide(f"{n} {name}") + 4 < w:
             bar.append(svg.words(x + w / 2, 15, f"{n} {name}", svg.on(k), anchor="middle"))
         x += w
-    legend = swatches([(f'fill="{svg.swatch(k)}"', f"{n} pairs {name}") for name, n, k in counts])
-    parts = [heading(title, difference.reason), *([Drawing(bar, room, 24)] if total else []), legend]
+    parts = [heading(title, difference.reason)]
+    if total:
+        legend = swatches([(f'fill="{svg.swatch(k)}"', f"{many(n, 'pair')} {name}") for name, n, k in counts])
+        parts += [Drawing(bar, room, 24), legend]
     shapes, height = stacked(parts)
     document = svg.document(WIDTH, height, shapes, title=title, about=str(difference))
     return Picture(document, f"{title}: {difference}")

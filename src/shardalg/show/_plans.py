@@ -18,6 +18,7 @@ from ._drawing import (
     heading,
     heat,
     lines_drawing,
+    many,
     moved,
     stacked,
     swatches,
@@ -39,7 +40,7 @@ Flow = Mapping[tuple[int, int], int]  # (source rank, target rank) -> distinct e
 def _show_plan(plan: TransferPlan, *, dtype: str | None = None) -> Picture:
     """The traffic matrix of a plan. With ``dtype`` totals are said in bytes too."""
     copies = copy_lines(plan)
-    head = f"{len(plan.source.ranks)} -> {len(plan.target.ranks)} ranks, {len(plan)} copies"
+    head = f"{len(plan.source.ranks)} -> {len(plan.target.ranks)} ranks, {many(len(plan), 'copy')}"
     flow = {(s, t): n for s, t, n in plan.traffic}
     matrix = Matrix.of(flow, *_global_ranks([plan]), plan.same_ranks)
     return traffic_picture(f"plan: {head}", plan.stats, matrix, [("largest copies", copies)], dtype)
@@ -55,9 +56,10 @@ def _show_tree(plan: TreePlan, *, dtype: str | None = None) -> Picture:
             flow[s, t] = flow.get((s, t), 0) + n
     sources, targets = _global_ranks(plans)
     matrix = Matrix.of(flow, sources, targets, all(p.same_ranks for p in plans))
-    head = f"{len(sources)} -> {len(targets)} ranks, {len(plan)} copies"
+    head = f"plan of {many(len(plan.entries), 'tensor')}: {len(sources)} -> {len(targets)} ranks"
+    head += f", {many(len(plan), 'copy')}"
     lists = [("tensors that move most", entry_lines(plan))]
-    return traffic_picture(f"plan of {len(plan.entries)} tensors: {head}", plan.stats, matrix, lists, dtype)
+    return traffic_picture(head, plan.stats, matrix, lists, dtype)
 
 
 def _global_ranks(plans: Sequence[TransferPlan]) -> tuple[list[int], list[int]]:
@@ -124,7 +126,7 @@ def traffic_picture(
 
 def said_stats(stats: Stats, dtype: str | None) -> list[str]:
     """The counts of a plan in words: what is written, what crosses, what nobody could avoid."""
-    first = f"{stats.elements} slots written from {stats.pieces} pieces"
+    first = f"{many(stats.elements, 'slot')} written from {many(stats.pieces, 'piece')}"
     if stats.elements_crossing is None or stats.lower_bound is None:
         return [first, "ranks of the two sides are not known to be the same processes: no crossing counts"]
     crossing, bound = stats.elements_crossing, stats.lower_bound
@@ -141,11 +143,6 @@ def said_stats(stats: Stats, dtype: str | None) -> list[str]:
     return said
 
 
-def _largest(per_rank: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    """The first rank with the most elements, and their number."""
-    return max(per_rank, key=lambda entry: (entry[1], -entry[0]))
-
-
 def copy_lines(plan: TransferPlan) -> list[str]:
     """The largest copies in words."""
     table = plan.map.table
@@ -159,7 +156,7 @@ def _copy_line(plan: TransferPlan, k: int) -> str:
     target, source, tail = piece_words(plan.map, piece)
     a, b = piece.codomain.rank, piece.domain.rank
     ends = f"rank {plan.global_source(a or 0)}{source} -> rank {plan.global_target(b or 0)}{target}"
-    return f"{ends}{tail}: {piece.size} element{'s' * (piece.size != 1)}"
+    return f"{ends}{tail}: {many(piece.size, 'element')}"
 
 
 def entry_lines(plan: TreePlan) -> list[str]:
@@ -175,7 +172,7 @@ def entry_lines(plan: TreePlan) -> list[str]:
             if cross is None
             else f"{cross} of {e.plan.stats.elements} cross"
         )
-        lines.append(f"{e.target.ljust(width)}  {told}, {len(e.plan)} copies{origin}")
+        lines.append(f"{e.target.ljust(width)}  {told}, {many(len(e.plan), 'copy')}{origin}")
     lines += [f"... {len(order) - MOST_ENTRIES} more"] if len(order) > MOST_ENTRIES else []
     return lines + [f"{name} is tied to {to}" for name, to in plan.tied[:MOST_ENTRIES]]
 
@@ -216,13 +213,15 @@ def matrix_drawing(matrix: Matrix) -> Drawing:
     """The matrix with sums of what crosses at its edges."""
     crossing = matrix.crossing
     most = max((n for row in crossing for n in row), default=0)
-    w = 46 if len(matrix.columns) <= 10 else max(20.0, 520 / len(matrix.columns))
+    widest = max((svg.wide(ranks_text(g), 10) for g in matrix.columns), default=0)
+    w = max(20.0, min(max(46.0, widest + 10), 520 / max(len(matrix.columns), 1)))
     h = 24 if len(matrix.rows) <= 12 else 16
     caption = _matrix_caption(matrix).replace("in parentheses", "grey is")
     shapes = [svg.dim(0, 11, caption, size=11.5)]
     sides = [rank_word(g) for g in matrix.rows]
-    left, top = max((svg.wide(s, 10.5) for s in sides), default=0) + 8, 40.0
-    shapes += [svg.dim(left, 27, "to rank" + "s" * matrix.together, size=10)]
+    corner = "to rank" + "s" * matrix.together
+    left, top = max(svg.wide(corner, 10), *(svg.wide(s, 10.5) for s in sides)) + 8, 38.0
+    shapes += [svg.dim(left - 6, 33, corner, size=10, anchor="end")]
     shapes += _column_heads(matrix, left, w)
     for i, side in enumerate(sides):
         y = top + i * h
@@ -239,12 +238,14 @@ def matrix_drawing(matrix: Matrix) -> Drawing:
 
 
 def _column_heads(matrix: Matrix, left: float, w: float) -> list[str]:
+    """The target ranks over their columns, as many as fit beside each other."""
     shapes, free = [], 0.0
     for j, g in enumerate(matrix.columns):
-        text = ranks_text(g)
-        if left + j * w >= free:
-            shapes.append(svg.words(left + (j + 0.5) * w, 37, text, size=10, anchor="middle"))
-            free = left + j * w + svg.wide(text, 10) + 2
+        text, middle = ranks_text(g), left + (j + 0.5) * w
+        half = svg.wide(text, 10) / 2
+        if middle - half >= free:
+            shapes.append(svg.words(middle, 33, text, size=10, anchor="middle"))
+            free = middle + half + 2
     return shapes
 
 
@@ -268,7 +269,7 @@ def _sums(
     crossing: list[list[int]], left: float, top: float, right: float, bottom: float, w: float, h: float
 ) -> list[str]:
     """What each row sends and each column gets."""
-    shapes = [svg.dim(right + 8, 37, "sends", size=10)]
+    shapes = [svg.dim(right + 8, 33, "sends", size=10)]
     for i, row in enumerate(crossing):
         y = top + (i + 0.5) * h + 3.6
         shapes.append(svg.dim(right + 8, y, count_text(sum(row)), size=10))

@@ -87,18 +87,17 @@ def _drawing(program: Program, staging: Staging) -> Drawing:
     sides = [rank_word(g) for g in staging.ranks]
     left = max(map(svg.wide, sides), default=0) + 8
     w = min(54.0, (WIDTH - 60 - left) / len(staging.rounds))
-    h, top, tall = (20 if len(sides) <= 12 else 13), 84.0, 46.0
+    h, top, tall = (20 if len(sides) <= 12 else 13), 92.0, 46.0
     shapes = [svg.dim(0, 11, _caption(staging), size=11.5)]
     totals = [max(sum(m.size for m in program.rounds[k].messages) for k in g) for g in staging.rounds]
     free = 0.0
     for j, (g, total) in enumerate(zip(staging.rounds, totals)):
         x, bar = left + j * w, tall * total / max(*totals, 1)
         words = f"round {g[0]}" if len(g) == 1 else f"rounds {g[0]}-{g[-1]}"
-        shapes.append(
-            svg.rect(
-                x + 1, top - 16 - bar, w - 2, bar, f'fill="{svg.HUES[0]}"', tip=f"{words}: {total} bytes"
-            )
-        )
+        look = f'fill="{svg.HUES[0]}"'
+        shapes.append(svg.rect(x + 1, top - 16 - bar, w - 2, bar, look, tip=f"{words}: {total} bytes"))
+        if svg.wide(_few(total), 9.5) <= w - 2:
+            shapes.append(svg.dim(x + w / 2, top - 19 - bar, _few(total), size=9.5, anchor="middle"))
         if x >= free:
             shapes.append(svg.dim(x + w / 2, top - 4, str(g[0]), size=10, anchor="middle"))
             free = x + svg.wide(str(g[0]), 10) + 4
@@ -119,6 +118,11 @@ def _drawing(program: Program, staging: Staging) -> Drawing:
     return Drawing(shapes, right, bottom + 12 + legend.height)
 
 
+def _few(n: int) -> str:
+    """A number of bytes in few characters: ``512``, ``1.5K``."""
+    return byte_text(n).replace(" bytes", "").replace("iB", "").replace(" ", "")
+
+
 def _caption(staging: Staging) -> str:
     together = (
         "" if all(len(g) == 1 for g in (*staging.ranks, *staging.rounds)) else "; the most of each group"
@@ -133,7 +137,7 @@ def _cell(
     fill, ink = heat(n, most) if n else (svg.themed("void"), "")
     shape = svg.rect(x, y, w, h, fill, tip=f"{rank_word(staging.ranks[i])}, {words}: {n} bytes")
     shape += svg.rect(x, y, w, h, f'fill="none" {svg.themed("soft")} stroke-width="0.5"')
-    text = byte_text(n).replace(" bytes", "").replace("iB", "").replace(" ", "")
+    text = _few(n)
     if not n or svg.wide(text, 9.5) > w - 2 or h < 14:
         return shape
     return shape + svg.words(x + w / 2, y + h / 2 + 3.4, text, ink, size=9.5, anchor="middle")

@@ -134,12 +134,10 @@ def _drawing(m: AffineMap, held: IntArray, across: Line, down: Line) -> Drawing:
         for value, some in itertools.groupby(row):
             n = len(list(some))
             if value:
-                inner.append(
-                    svg.rect(x * each, y * each, n * each, each, f'fill="{svg.HUES[4 if value == 1 else 1]}"')
-                )
+                inner.append(svg.rect(x * each, y * each, n * each, each, _look(value)))
             x += n
-    d = "".join(f"M{svg.number(x * each)} 0V{svg.number(h)}" for x, _ in columns[1:])
-    d += "".join(f"M0 {svg.number(y * each)}H{svg.number(w)}" for y, _ in _box_rows(m.codomain, down)[1:])
+    d = "".join(f"M{svg.number(x)} 0V{svg.number(h)}" for x in _between(columns, each))
+    d += "".join(f"M0 {svg.number(y)}H{svg.number(w)}" for y in _between(_box_rows(m.codomain, down), each))
     inner += [svg.path(d, f'{svg.themed("line")} stroke-width="0.8"')] if d else []
     inner.append(svg.rect(0, 0, w, h, f'fill="none" {svg.themed("line")}'))
     return Drawing([*shapes, moved(Drawing(inner, 0, 0), left, 16)], left + w, h + 18)
@@ -154,7 +152,19 @@ def _named(rows: list[tuple[int, str]], each: float, room: float) -> list[tuple[
     return found
 
 
+def _between(rows: list[tuple[int, str]], each: float) -> list[float]:
+    """Positions in pixels of the lines between boxes; none where most would touch."""
+    if len(rows) > SIDE // 2:
+        return []
+    return [at * each for at, _ in rows[1:]]
+
+
+def _look(value: int) -> str:
+    """The fill of a pair: as it is, or scaled."""
+    return svg.themed("dot") if value == 1 else f'fill="{svg.HUES[1]}"'
+
+
 def _legend(held: IntArray) -> Drawing:
-    entries = [(f'fill="{svg.HUES[4]}"', "a slot that holds the element")] if (held == 1).any() else []
-    entries += [(f'fill="{svg.HUES[1]}"', "holds it times a scale")] if (held == 2).any() else []
+    entries = [(_look(1), "a slot that holds the element")] if (held == 1).any() else []
+    entries += [(_look(2), "holds it times a scale")] if (held == 2).any() else []
     return swatches(entries)

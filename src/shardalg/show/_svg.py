@@ -22,15 +22,16 @@ COLOURS = len(HUES) * len(HATCHES)
 STYLE = (
     ".sa-card{fill:#fff;stroke:#d0d7de}.sa-ink{fill:#1f2328}.sa-dim{fill:#59636e}"
     ".sa-line{stroke:#1f2328}.sa-soft{stroke:#8c959f}.sa-void{fill:#f3f4f6}.sa-mark{stroke:#6e7781}"
+    ".sa-dot{fill:#0072b2}"
     "@media(prefers-color-scheme:dark){.sa-card{fill:#15191f;stroke:#3d444d}.sa-ink{fill:#e6edf3}"
     ".sa-dim{fill:#9da7b3}.sa-line{stroke:#e6edf3}.sa-soft{stroke:#6e7681}.sa-void{fill:#262c36}"
-    ".sa-mark{stroke:#8b949e}}"
+    ".sa-mark{stroke:#8b949e}.sa-dot{fill:#56b4e9}}"
 )
 # What the classes mean where style sheets are not applied.
 PLAIN = {
     "card": 'fill="#ffffff" stroke="#d0d7de"', "ink": 'fill="#1f2328"', "dim": 'fill="#59636e"',
     "line": 'stroke="#1f2328"', "soft": 'stroke="#8c959f"', "void": 'fill="#f3f4f6"',
-    "mark": 'stroke="#6e7781"',
+    "mark": 'stroke="#6e7781"', "dot": 'fill="#0072b2"',
 }  # fmt: skip
 
 
