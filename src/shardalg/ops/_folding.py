@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from math import gcd, prod
 from typing import TypeAlias
 
 import numpy as np
 
 from ..maps._space import IntArray
-from ..maps._table import HEAD, Columns, PieceTable, build, concatenate
+from ..maps._table import HEAD, Columns, PieceTable, build, concatenate, empty_table
 
 Point: TypeAlias = tuple[int, int]  # (slot, element)
 Axis: TypeAlias = tuple[int, int, int]  # (extent, slot stride, element stride)
@@ -25,47 +26,44 @@ Family: TypeAlias = tuple[Point, Axes]
 def simplified(table: PieceTable, *, listed: int = 0) -> PieceTable:
     """The table with neighbouring pieces folded; the very same object where nothing folds.
 
-    Pieces fold within a group: the same two boxes at the same scale. Each group is folded until
-    folding it again, read back in normal form, gives no fewer. A group of at most ``listed``
-    points is also tried point by point, which no way of cutting can hide from.
+    Pieces fold within a group: the same two boxes at the same scale. A group is folded again where
+    normal form merges axes of what folding gave, until that gives no fewer. A group of at most
+    ``listed`` points is also tried point by point, which no way of cutting can hide from.
     """
     done: list[PieceTable] = []
     waiting = table
-    stable: set[tuple[Family, ...]] = set()
-    while (found := _folded(waiting, listed, stable)) is not None:
-        waiting, settled = found
-        done.append(settled)
+    while (found := _folded(waiting, listed)) is not None:
+        waiting, *settled = found
+        done += settled
     return concatenate([*done, waiting]) if done else table
 
 
-def _folded(
-    table: PieceTable, listed: int, stable: set[tuple[Family, ...]]
-) -> tuple[PieceTable, PieceTable] | None:
-    """The groups that fold, folded once and in one table, and the pieces of those that do not.
-
-    ``stable`` collects what folding gave: a group that normal form leaves as it was folded is not
-    folded again.
-    """
+def _folded(table: PieceTable, listed: int) -> list[PieceTable] | None:
+    """What folding each group gave where it may fold again, what it gave elsewhere, and the pieces
+    of the groups that do not fold; None where none does."""
     groups = grouped(table)
     families = families_of(table) if groups else []
     touched = np.zeros(len(table), bool)
-    folded: list[Family] = []
-    origin: list[int] = []
+    parts: tuple[tuple[list[Family], list[int]], ...] = (([], []), ([], []))  # families, a piece of theirs
     for picked in groups:
         its = [families[k] for k in picked.tolist()]
-        if not listed and tuple(its) in stable:
-            continue
         fewer = fold(its)
         if len(fewer) >= len(its) and _count(its) <= listed:
             fewer = fold(fold_points(sorted(points_of(its))))
         if len(fewer) < len(its):
             touched[picked] = True
-            stable.add(tuple(sorted((head, _ordered(axes)) for head, axes in fewer)))
+            folded, origin = parts[not listed and not any(_merges(axes) for _, axes in fewer)]
             folded += fewer
             origin += [int(picked[0])] * len(fewer)
-    if not folded:
+    if not touched.any():
         return None
-    return families_table(folded, table.rows[:HEAD, origin]), table.take(~touched)
+    made = [families_table(folded, table.rows[:HEAD, origin]) for folded, origin in parts]
+    return [*made, table.take(~touched)]
+
+
+def _merges(axes: Axes) -> bool:
+    """Whether normal form makes one axis of two."""
+    return any(n * s == outer[1] and n * e == outer[2] for outer, (n, s, e) in pairwise(axes))
 
 
 def _count(families: list[Family]) -> int:
@@ -115,6 +113,8 @@ def families_of(table: PieceTable) -> list[Family]:
 def families_table(families: list[Family], head: IntArray | Sequence[int]) -> PieceTable:
     """Families as a table, in the boxes and at the scales of pieces whose rows start with ``head``:
     one column for all families, or one for each."""
+    if not families:
+        return empty_table()
     axes, count = max(len(f[1]) for f in families), len(families)
     unit = (1, 0, 0)
     filled = [parts + (unit,) * (axes - len(parts)) for _, parts in families]
@@ -133,11 +133,15 @@ def fold(families: list[Family]) -> list[Family]:
     if len({axes for _, axes in families}) == 1:  # most groups are translates of one block
         whole = fold_points(sorted(head for head, _ in families))
         if len(whole) == 1:
-            return [(whole[0][0], whole[0][1] + families[0][1])]
+            return [(whole[0][0], _ordered(whole[0][1] + families[0][1]))]
+    refused = 0  # families of the last cut that finer tiles did not help
     while len(families) > 1:
         fewer = _stacked(_joined(families))
-        if len(fewer) > 1:
-            fewer = min(fewer, _recut(fewer), key=len)
+        if len(fewer) == refused:
+            break
+        finer = _recut(fewer)
+        refused = len(fewer) if finer is fewer else 0
+        fewer = finer
         if len(fewer) >= len(families):
             break
         families = fewer
@@ -154,90 +158,110 @@ def _stride(axis: Axis) -> Point:
 
 def _joined(families: list[Family]) -> list[Family]:
     """Families that continue each other along one axis become one."""
-    if not _touch(families):
+    touching = _touching(families)
+    if not touching:
         return families
-    live = dict.fromkeys((head, _ordered(axes)) for head, axes in families)
-    members: defaultdict[Point, list[Family]] = defaultdict(list)
-    for family in live:
-        for axis in family[1]:
-            members[_stride(axis)].append(family)
-    for stride in sorted(members):
-        for family in _join_along(live, members[stride], stride):
-            for axis in family[1]:
-                if _stride(axis) > stride:
-                    members[_stride(axis)].append(family)
+    live = dict.fromkeys(families)
+    members: dict[Point, list[Family]] = {stride: [] for stride in sorted(touching)}
+    _enlist(live, members)
+    for stride, its in members.items():
+        _enlist(_join_along(live, its, stride), members)
     return list(live)
 
 
-def _touch(families: list[Family]) -> bool:
-    """Whether any family starts where another would go on, before or after it, along its axes."""
+def _touching(families: list[Family]) -> set[Point]:
+    """The strides along which some family starts where another would go on, before or after it.
+    Joining families adds none."""
     starts = {head for head, _ in families}
-    return any(
-        (x + n * s, y + n * e) in starts or (x - s, y - e) in starts
+    return {
+        (s, e)
         for (x, y), axes in families
         for n, s, e in axes
-    )
+        if (x + n * s, y + n * e) in starts or (x - s, y - e) in starts
+    }
+
+
+def _enlist(families: Iterable[Family], members: dict[Point, list[Family]]) -> None:
+    """Enter families under the strides of their axes."""
+    for family in families:
+        for _, s, e in family[1]:
+            if (s, e) in members:
+                members[s, e].append(family)
 
 
 def _join_along(live: dict[Family, None], members: list[Family], stride: Point) -> list[Family]:
     """Join the members, and families without an axis of this stride that touch them, in ``live``;
     returns the new families. A family is found by its start, a member also by its end."""
-    starts: dict[Family, Family] = {}
-    ends: dict[Family, Family] = {}
+    starts: dict[Family, tuple[Family, int]] = {}  # (start, other axes) -> the family, its extent
+    ends: dict[Family, Point] = {}  # (where it would go on, other axes) -> its start
     for family in members:
         if family in live:
-            rest = tuple(axis for axis in family[1] if _stride(axis) != stride)
-            starts[family[0], rest] = family
-            ends[_after(family, stride), rest] = family
+            head, axes = family
+            extent, rest = _apart(axes, stride)
+            starts[head, rest] = family, extent
+            ends[_step_on(head, extent, stride), rest] = head
     made = []
     for start in list(starts):
         if start not in starts:
             continue
         (first, rest), parts, extent = start, [], 0
-        while (before := ends.get((first, rest)) or _single(live, first, rest, stride, -1)) is not None:
-            first = before[0]
+        while (before := _before(live, ends, first, rest, stride)) is not None:
+            first = before
         at = first
-        while (part := starts.pop((at, rest), None) or _single(live, at, rest, stride, 0)) is not None:
-            parts.append(part)
-            extent += _extent(part, stride)
-            at = (first[0] + extent * stride[0], first[1] + extent * stride[1])
+        while (part := starts.pop((at, rest), None) or _single(live, at, rest)) is not None:
+            parts.append(part[0])
+            extent += part[1]
+            at = _step_on(first, extent, stride)
         if len(parts) > 1:
-            for part in parts:
-                del live[part]
+            for family in parts:
+                del live[family]
             made.append((first, _ordered((*rest, (extent, *stride)))))
             live[made[-1]] = None
     return made
 
 
-def _extent(family: Family, stride: Point) -> int:
-    return next((axis[0] for axis in family[1] if _stride(axis) == stride), 1)
+def _apart(axes: Axes, stride: Point) -> tuple[int, Axes]:
+    """The extent along a stride, and the other axes."""
+    k = next(k for k, axis in enumerate(axes) if axis[1:] == stride)
+    return axes[k][0], axes[:k] + axes[k + 1 :]
 
 
-def _after(family: Family, stride: Point) -> Point:
-    """Where the next family along a stride would start."""
-    (slot, element), extent = family[0], _extent(family, stride)
-    return slot + extent * stride[0], element + extent * stride[1]
+def _step_on(p: Point, count: int, stride: Point) -> Point:
+    return p[0] + count * stride[0], p[1] + count * stride[1]
 
 
-def _single(live: dict[Family, None], at: Point, rest: Axes, stride: Point, steps: int) -> Family | None:
-    """The live family without an axis of the stride that starts ``steps`` strides from ``at``."""
-    family = ((at[0] + steps * stride[0], at[1] + steps * stride[1]), rest)
-    return family if family in live else None
+def _before(
+    live: dict[Family, None], ends: dict[Family, Point], first: Point, rest: Axes, stride: Point
+) -> Point | None:
+    """Where the family starts that ends at ``first``, or the single one a step before it."""
+    found = ends.get((first, rest))
+    if found is None:
+        single = _single(live, _step_on(first, -1, stride), rest)
+        found = single and single[0][0]
+    return found
+
+
+def _single(live: dict[Family, None], at: Point, rest: Axes) -> tuple[Family, int] | None:
+    """The live family without an axis of the stride that starts there."""
+    return ((at, rest), 1) if (at, rest) in live else None
 
 
 def _stacked(families: list[Family]) -> list[Family]:
     """Families of one form whose starts are nested progressions become one with more axes."""
     forms: defaultdict[Axes, list[Point]] = defaultdict(list)
     for head, axes in families:
-        forms[_ordered(axes)].append(head)
+        forms[axes].append(head)
+    if len(forms) == len(families):
+        return families
     stacked: list[Family] = []
     for form, heads in forms.items():
-        stacked += [(head, axes + form) for head, axes in fold_points(sorted(heads))]
+        stacked += [(head, _ordered(axes + form)) for head, axes in fold_points(sorted(heads))]
     return stacked
 
 
 def _recut(families: list[Family]) -> list[Family]:
-    """Families re-cut to the common granule along every axis and folded from there.
+    """Families re-cut to the common granule along every axis and folded from there, where that
+    gives fewer.
 
     The granule of an axis is the gcd of its extents. This undoes a join across a digit
     boundary, which hides that all runs are translates of one (fused QKV orders need it).
@@ -254,10 +278,16 @@ def _recut(families: list[Family]) -> list[Family]:
     for (head, _), e in zip(families, extents):
         points = [head]
         for s, n in e.items():
-            points = [(p[0] + s[0] * i, p[1] + s[1] * i) for p in points for i in range(0, n, granule[s])]
+            if n > granule[s]:
+                points = [_step_on(p, i, s) for p in points for i in range(0, n, granule[s])]
         heads += points
-    form = _ordered((g, *s) for s, g in granule.items() if g > 1)
-    return [(head, axes + form) for head, axes in fold_points(sorted(heads))]
+    heads.sort()
+    form = tuple((g, *s) for s, g in granule.items() if g > 1)
+    if len(families) == 2:  # only a single progression is fewer
+        whole = _nested(heads)
+        return families if whole is None else [(heads[0], _ordered(whole + form))]
+    fewer = fold_points(heads)
+    return [(head, _ordered(axes + form)) for head, axes in fewer] if len(fewer) < len(families) else families
 
 
 def _granules(extents: list[dict[Point, int]]) -> dict[Point, int]:
