@@ -21,6 +21,7 @@ with warnings.catch_warnings():
 FOLDER = Path(__file__).parent.parent / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 SECONDS = 120
+LINE = 88  # characters of code that a page shows without scrolling
 
 
 class OwnKernel(AsyncKernelManager):
@@ -87,6 +88,14 @@ def test_notebook_gives_what_it_stores(path):
     nbformat.validate(stored)
     found = difference(stored, execute(stored, path.parent))
     assert found is None, found
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_code_fits_on_the_page(path):
+    lines = [
+        line for cell in read(path).cells if cell.cell_type == "code" for line in cell.source.splitlines()
+    ]
+    assert [line for line in lines if len(line) > LINE] == []
 
 
 def test_a_stale_output_and_a_failing_cell_are_seen(tmp_path):

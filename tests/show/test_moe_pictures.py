@@ -42,6 +42,13 @@ def test_a_plan_is_drawn_as_its_report():
     assert show(one) == show(report(one))
 
 
+def test_they_draw_themselves_in_notebooks():
+    one = plans(2, 4)[0]
+    for value in (one, report(one)):
+        assert value._repr_svg_() == show(value).svg
+        assert value._repr_mimebundle_() == {"image/svg+xml": show(value).svg, "text/plain": show(value).text}
+
+
 def test_many_ranks_are_drawn_together():
     picture = show(report(plans(64, 64)))
     assert "the largest of each 2 ranks" in picture.text

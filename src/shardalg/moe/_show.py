@@ -7,6 +7,7 @@ from ..show import _svg as svg
 from ..show._drawing import WIDTH, Drawing, count_text, heading, lines_drawing, many, moved, stacked, swatches
 from ..show._grid import rank_groups
 from ..show._legend import rank_word, ranks_text, unshown
+from ..show._mime import draws_itself
 from ._plan import CommPlan
 from ._report import Report, Row, report
 
@@ -81,3 +82,7 @@ def _bars(words: list[str], before: list[int], after: list[int]) -> Drawing:
         [(f'fill="{svg.HUES[1]}"', "as routed"), (f'fill="{svg.HUES[4]}"', "as computed (dashed: mean)")]
     )
     return Drawing([*shapes, moved(legend, 0, bottom + 8)], WIDTH, bottom + 8 + legend.height)
+
+
+draws_itself(CommPlan)
+draws_itself(Report)

@@ -2,7 +2,8 @@
 
 This is the one place that reaches left along the line of imports and changes what it finds, a
 named exception: ``str`` of a map becomes its one-line form, and notebooks draw maps, plans,
-programs, expert placements and differences. ``repr`` stays as it is.
+programs, expert placements and differences. ``repr`` stays as it is. Modules right of this one that
+register a picture call ``draws_itself`` too.
 """
 
 from __future__ import annotations
@@ -35,7 +36,12 @@ def install(cls: type, name: str, method: Any) -> None:
     setattr(cls, name, method)
 
 
+def draws_itself(cls: type) -> None:
+    """Let notebooks show values of a class as their picture; ``show`` must know the class."""
+    install(cls, "_repr_mimebundle_", _bundle)
+    install(cls, "_repr_svg_", _svg)
+
+
 for _cls in DRAWN:
-    install(_cls, "_repr_mimebundle_", _bundle)
-    install(_cls, "_repr_svg_", _svg)
+    draws_itself(_cls)
 install(AffineMap, "__str__", short)
