@@ -15,7 +15,8 @@ from ..ops._schedule import with_dtypes
 from ..plans import Entry, Program, TreePlan
 from ..plans._program import Dtypes
 from ._context import Context
-from ._job import Job, Key, say_entry
+from ._form import check_form, form_of
+from ._job import Job, Key, Shards, say_entry
 from ._pack import Tensors
 from ._reduce import Sum, adds, deposited
 from ._stage import Stage
@@ -40,11 +41,18 @@ class Ready:
             self.turns = self.rounds = _most(ctx, self.turns)
         self.leaving = _leaving(self.moved, ctx.ranks, self.rounds)
         self.word = hashlib.sha256(program.digest.encode()).digest()[:8]
+        self._forms = form_of(ctx, program, "shards"), form_of(ctx, program, "out")
 
     @cached_property
     def lower_bound(self) -> int | None:
         """The fewest bytes that any plan for the same layouts could put on the wire, where it is known."""
         return None if self.partial or self.sums else self.program.lower_bound
+
+    def check_forms(self, shards: Shards, out: Shards) -> None:
+        """Raise where the caller gives something that the plan does not know."""
+        check_form(self._forms[0], shards)
+        if out is not None:
+            check_form(self._forms[1], out)
 
     def round_of(self, turn: int) -> int:
         """The round that a turn is part of."""

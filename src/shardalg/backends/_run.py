@@ -44,8 +44,9 @@ def run(
     tensor stands for ``{rank: tensor}``. The result has the same form, with the target's ranks: fresh
     contiguous tensors, zero where no copy writes. With ``out`` (same form) those tensors are
     written instead, untouched where no copy writes, and returned. Inputs never change and no
-    output shares memory with them. Collective over the context; every rank must run the same
-    plans in the same order with the same ``tag``.
+    output shares memory with them. Shards that other processes hold may be there, and are left alone;
+    names that the plan does not know and ranks that the layout does not have are an error. Collective
+    over the context; every rank must run the same plans in the same order with the same ``tag``.
 
     The owner of ``bound`` is checked first, before anything is sent. What is wrong with one
     rank's tensors becomes an error on every rank before any target is touched. A rank that
@@ -170,6 +171,7 @@ def perform(ctx: Context, program: Program, shards: Shards, out: Shards, call: C
     with clock.phase("prepare"):
         refusal = _refusal(lambda: _check(call)) or _refusal(lambda: job.take(shards, out))
         ready = ready_for(ctx, program, job, refusal)
+        refusal = refusal or _refusal(lambda: ready.check_forms(shards, out))
         refusal = refusal or _refusal(lambda: job.allocate(ready.program))
     gradients = call.gradients and wants_gradients(job)
     opening = Opening(refusal is not None, gradients, call.verify, call.back, call.tag, ready.word)

@@ -181,7 +181,7 @@ class Copies(Sequence[Copy]):
 class Entry:
     """One target tensor of a tree plan: its name, the source tensors it is made of, its plan.
 
-    The plan's source boxes are named ``""`` for one source, else by position ``"0", "1", ...``.
+    The plan's source boxes have the names of the layout for one source, else their position ``"0", "1", ...``.
     """
 
     target: str
@@ -190,7 +190,7 @@ class Entry:
 
     def source_name(self, box_name: str) -> str:
         """The tensor behind a source box of the plan."""
-        return self.sources[int(box_name or 0)]
+        return self.sources[int(box_name) if len(self.sources) > 1 else 0]
 
 
 @struct
