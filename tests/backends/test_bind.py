@@ -47,6 +47,63 @@ def test_a_rank_that_differs_stops_all_alike(world, what):
     assert len(set(said)) == 1 and "rank" in said[0] and "2" in said[0], said
 
 
+def tree_of(count, changed=None, **options):
+    """A tree of alike tensors, one of which may be laid out otherwise."""
+    names = [f"w{k}" for k in range(count)]
+    target = {name: ROWS if name == changed else COLUMNS for name in names}
+    return sa.schedule(sa.plan_tree(dict.fromkeys(names, ROWS), target), **options)
+
+
+BFLOAT = {f"w{k}": "bfloat16" if k == 4 else "float32" for k in range(6)}
+SAID = {
+    "a tensor laid out otherwise": (
+        tree_of(6), lambda: tree_of(6, "w4"),
+        ("plans", "ranks [0, 1, 3] hold 6 tensors, 72 copies, 216 elements between ranks in 1 round;"
+         " ranks [2] hold 6 tensors, 64 copies, 180 elements", "The first tensor that differs: 'w4', Space",
+         "TransferPlan of 12 copies", " against 'w4', Space", "TransferPlan of 4 copies"),
+    ),
+    "a tensor less": (tree_of(6), lambda: tree_of(5), ("ranks [2] hold 5 tensors", "'w5'", "against none")),
+    "one dtype": (
+        tree_of(6, dtypes="float32"), lambda: tree_of(6, dtypes=BFLOAT),
+        ("dtypes", "864 bytes", "792 bytes", "'w4'", "float32 -> float32", "bfloat16 -> bfloat16"),
+    ),
+    "a bound": (tree_of(1), lambda: tree_of(1, max_bytes=64), ("max_bytes", "ranks [2]", "max_bytes=64")),
+    "relay": (tree_of(1), lambda: tree_of(1, relay=True), ("different programs", "in 1 round, relay")),
+    "one stride": (PLAN, lambda: one_stride_off(PLAN), ("copies of one plan", "against")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", SAID)
+def test_the_error_says_which_rank_differs_and_how(world, what):
+    most, other, words = SAID[what]
+
+    def rank(ctx):
+        with pytest.raises(sa.TransferError) as refused:
+            sa.bind(ctx, other() if ctx.ranks == (2,) else most)
+        sa.bind(ctx, PLAN)
+        return str(refused.value)
+
+    said = world(4, rank).good()
+    assert len(set(said)) == 1
+    at = [said[0].find(word) for word in words]
+    assert -1 not in at and at == sorted(at), said[0]
+    if what == "one stride":  # the question is the same, the copies are not
+        a, b = said[0].split("against")
+        assert a.split("digest ")[1][:8] == b.split("digest ")[1][:8]
+        assert a.split("copies ")[-1][:8] != b.split("copies ")[-1][:8]
+
+
+def test_three_kinds_of_plans_are_told_apart(world):
+    def rank(ctx):
+        with pytest.raises(sa.TransferError) as refused:
+            sa.bind(ctx, tree_of(1 + ctx.ranks[0] % 3))
+        return str(refused.value)
+
+    (said,) = set(world(4, rank).good())
+    for words in ("ranks [0, 3] hold 1 tensor,", "ranks [1] hold 2 tensors", "ranks [2] hold 3 tensors"):
+        assert words in said
+
+
 def test_dtypes_are_part_of_the_agreement(world):
     def rank(ctx):
         with pytest.raises(sa.TransferError, match="dtypes") as refused:

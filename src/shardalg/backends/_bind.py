@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+from itertools import zip_longest
 from typing import Any, TypeAlias
 
 from .._errors import InvalidMapError, ShardalgError, TransferError
 from ..ops import schedule
-from ..plans import Program, TransferPlan, TreePlan
+from ..plans import Entry, Program, TransferPlan, TreePlan
 from ._bound import Bound, stamped
 from ._context import Context, check_context
 from ._eager import eager
+from ._job import say_entry
 
 Runnable: TypeAlias = "TransferPlan | TreePlan | Program"
 Said: TypeAlias = dict[str, Any]
@@ -20,6 +22,7 @@ WHAT = {
     "plan": "plans", "dtypes": "dtypes", "max_bytes": "max_bytes", "program": "programs",
     "copies": "copies of one plan",
 }  # fmt: skip
+COMPARED = 4096  # tensors of a tree that are compared one by one where something differs
 
 
 @eager
@@ -91,7 +94,11 @@ def _agree(ctx: Context, program: Program | None, problem: ShardalgError | None)
     if bad:
         raise TransferError(f"bind: rank {min(bad)}: {bad[min(bad)]}") from problem
     for word, what in WHAT.items():
-        _same({r: words[word] for r, words in said.items()}, what)
+        alike: dict[Any, list[int]] = {}
+        for rank, words in said.items():
+            alike.setdefault(words[word], []).append(rank)
+        if len(alike) > 1:
+            raise TransferError(_difference(ctx, program, what, list(alike.values())))
     _sizes_match({r: words["sizes"] for r, words in said.items()})
 
 
@@ -125,15 +132,6 @@ def _own_sizes(ctx: Context, program: Program) -> list[list[int]]:
     ]
 
 
-def _same(said: dict[int, Any], what: str) -> None:
-    groups: dict[Any, list[int]] = {}
-    for rank, word in said.items():
-        groups.setdefault(word, []).append(rank)
-    if len(groups) > 1:
-        words = "; ".join(f"ranks {its[:8]} hold {str(word)[:64]}" for word, its in groups.items())
-        raise TransferError(f"bind: the ranks hold different {what}: {words}. Plan alike on every rank")
-
-
 def _sizes_match(said: dict[int, list[list[int]]]) -> None:
     """Sender and receiver of every message mean the same bytes."""
     by_rank = {r: {tuple(m[:3]): m[3] for m in messages} for r, messages in said.items()}
@@ -146,3 +144,74 @@ def _sizes_match(said: dict[int, list[list[int]]]) -> None:
                     f"bind: rank {rank} plans {size} bytes from rank {s} to rank {t} in round {k},"
                     f" rank {peer} plans {theirs}. Plan from the same layouts everywhere"
                 )
+
+
+# --- a difference in words ----------------------------------------------------------------
+
+
+def _difference(ctx: Context, program: Program, what: str, alike: list[list[int]]) -> str:
+    """How the programs of groups of ranks differ, the same text on every rank. Collective: one rank of
+    each group tells what it holds."""
+    leaders = [ranks[0] for ranks in alike]
+    said = _told(ctx, leaders, {"all": _summary(program), "each": _entry_digests(program)})
+    words = "; ".join(f"ranks {ranks[:8]} hold {said[ranks[0]]['all']}" for ranks in alike)
+    a, b = (said[r]["each"] for r in leaders[:2])
+    first = next((k for k, (x, y) in enumerate(zip_longest(a, b)) if x != y), None)
+    more = ""
+    if first is not None:
+        its = _told(ctx, leaders[:2], _entry_words(program, first))
+        more = f". The first tensor that differs: {' against '.join(its[r] for r in leaders[:2])}"
+    return f"bind: the ranks hold different {what}: {words}{more}. Plan alike on every rank"
+
+
+def _told(ctx: Context, leaders: list[int], mine: Any) -> dict[int, Any]:
+    """What some ranks say, everywhere."""
+    text = json.dumps(mine).encode()
+    said = ctx.gather({r: text if r in leaders else b"" for r in ctx.ranks})
+    return {r: json.loads(said[r]) for r in leaders}
+
+
+def _summary(program: Program) -> str:
+    """One line: tensors, copies, bytes, rounds, bound."""
+    known = program.dtypes is not None
+    moved = program.wire_bytes if known else int(program.parcels.elements.sum())
+    words = [
+        _count(len(program.plan.entries), "tensor"), _count(len(program.plan), "cop", "y", "ies"),
+        f"{_count(moved, 'byte' if known else 'element')} between ranks in"
+        f" {_count(len(program.rounds), 'round')}",
+    ]  # fmt: skip
+    words += [] if program.max_bytes is None else [f"max_bytes={program.max_bytes}"]
+    return ", ".join([*words, *(["relay"] if program.relay else [])])
+
+
+def _count(number: int, word: str, one: str = "", more: str = "s") -> str:
+    return f"{number} {word}{one if number == 1 else more}"
+
+
+def _entry_digests(program: Program) -> list[str]:
+    """A short digest of the first tensors' questions, dtypes and copies."""
+    dtypes = program.dtypes or (None,) * len(program.plan.entries)
+    return [
+        _short(repr((e.target, e.sources, e.plan.digest, pair)).encode() + _copies(e))
+        for e, pair in zip(program.plan.entries[:COMPARED], dtypes)
+    ]
+
+
+def _copies(e: Entry) -> bytes:
+    """The copies of a tensor, where every rank should have the same."""
+    return e.plan.map.table.rows.tobytes() if e.plan.rank is None else b""
+
+
+def _short(text: bytes) -> str:
+    return hashlib.blake2b(text, digest_size=4).hexdigest()
+
+
+def _entry_words(program: Program, k: int) -> str:
+    """One tensor of a program in words."""
+    if k >= len(program.plan.entries):
+        return "none"
+    e = program.plan.entries[k]
+    of = f" of {list(e.sources)}" if e.sources != (e.target,) else ""
+    dtypes = f", {' -> '.join(program.dtypes[k])}" if program.dtypes is not None else ""
+    digests = f"digest {e.plan.digest[:8]}, copies {_short(_copies(e))}"
+    return f"{say_entry(e)}{of}, {e.plan.target.codomain!r}: {e.plan!r}{dtypes} ({digests})"
