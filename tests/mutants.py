@@ -92,7 +92,7 @@ MUTANTS = [
         "test_plan.py",
     ),
     Mutant("_plan.py", 'if missing == "error":', "if False:", "test_plan.py"),
-    Mutant("_balance.py", "middle = (low + high) // 2", "middle = high", "test_plan.py"),
+    Mutant("_balance.py", "flow[holders, via] -= amount", "flow[holders, via] -= 0", "test_balance.py"),
     Mutant("_boxes.py", "offset_a += (low - la) * sa", "offset_a += 0", "test_plan.py"),
     Mutant("_grid.py", "step[extent == 1] = 0", "step[extent == 2] = 0", "test_plan.py"),
     Mutant("_views.py", "at += shape[axis]", "at += 1", "test_views.py"),

@@ -139,16 +139,27 @@ def one_copy():
     return Kept(Steps((Strided(*views),), ()))
 
 
-def test_views_are_kept_while_the_memory_is_the_same():
+def test_views_are_kept_while_memory_comes_again():
     kept, x, y = one_copy(), torch.arange(4, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
     kept.go({0: x}, {0: y})
-    before = kept.attached
+    (before,) = kept.attached.values()
     x += 1
     kept.go({0: x}, {0: y})
-    assert kept.attached is before and torch.equal(x, y)
+    assert list(kept.attached.values()) == [before] and torch.equal(x, y)
     other = torch.zeros(4, dtype=torch.int32)
-    kept.go({0: x}, {0: other})
-    assert kept.attached is not before and torch.equal(x, other)
+    for target in (other, y, other):  # as turns take one buffer and then the other
+        kept.go({0: x}, {0: target.zero_()})
+        assert torch.equal(x, target) and len(kept.attached) == 2
+    assert next(iter(kept.attached.values())) is before
+
+
+def test_few_sets_of_views_are_kept():
+    kept, x = one_copy(), torch.arange(4, dtype=torch.int32)
+    targets = [torch.zeros(4, dtype=torch.int32) for _ in range(_pack.MEMORIES + 3)]
+    for y in targets:
+        kept.go({0: x}, {0: y})
+        assert torch.equal(x, y)
+    assert len(kept.attached) == _pack.MEMORIES
 
 
 def test_kept_views_keep_no_memory_alive():
@@ -156,7 +167,7 @@ def test_kept_views_keep_no_memory_alive():
     kept.go({0: torch.from_numpy(given)}, {0: torch.zeros(4, dtype=torch.int32)})
     gone = weakref.ref(given)
     del given
-    assert gone() is None and kept.attached is not None
+    assert gone() is None and kept.attached
 
 
 # --- messages that need no copy -----------------------------------------------------------

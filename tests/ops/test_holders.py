@@ -116,23 +116,21 @@ def test_an_element_outside_is_refused():
 
 
 def test_the_lowest_slot_wins_where_pieces_interleave():
-    """Slots 0 and 2 hold elements 1 and 0, slot 1 holds element 0 too: it is the lower one, though
-    its piece comes second."""
+    """Slots 0, 2, 4 hold elements 0, 1, 2 and slots 1, 3, 5 hold 2, 1, 0: element 2 has slot 1, though the
+    piece of slot 1 comes second."""
     one = AffineMap.from_pieces(
-        Space.shards({0: (3,)}),
-        Space.logical((2,)),
-        [Piece((2,), Side(0, (2,), 0), Side(1, (-1,))), Piece((), Side(1, (), 0), Side(0, ()))],
+        Space.shards({0: (6,)}),
+        Space.logical((3,)),
+        [Piece((3,), Side(0, (2,), 0), Side(0, (1,))), Piece((3,), Side(1, (2,), 0), Side(2, (-1,)))],
     )
     cut = atoms(one).table.columns
+    starts, steps = (
+        zip(cut.dom_offset.tolist(), cut.cod_offset.tolist()),
+        zip(cut.dom_strides.sum(axis=0).tolist(), cut.cod_strides.sum(axis=0).tolist()),
+    )
     slots = {
-        int(e) + i * int(t): int(s) + i * int(d)
-        for s, e, n, d, t in zip(
-            cut.dom_offset,
-            cut.cod_offset,
-            cut.shape.prod(axis=0),
-            cut.dom_strides.sum(axis=0),
-            cut.cod_strides.sum(axis=0),
-        )
-        for i in range(int(n))
+        element + i * along: slot + i * step
+        for (slot, element), (step, along), n in zip(starts, steps, cut.shape.prod(axis=0).tolist())
+        for i in range(n)
     }
-    assert slots == {0: 1, 1: 0}
+    assert slots == {0: 0, 1: 2, 2: 1}
