@@ -117,6 +117,19 @@ def test_no_full_tensor_is_built(tmp_path, monkeypatch):
     assert seen == [64 * 8 // 4] * 4
 
 
+def test_force_replaces_an_earlier_conversion_and_never_the_source(tmp_path, capfd):
+    old = {"up": sa.layout((12, 4), sa.Split(0), ranks=2)}
+    maps = write(tmp_path / "old", old, tensors(old), 2, "safetensors")
+    new = {"up": sa.layout((12, 4), sa.Split(1), ranks=2)}
+    to = write(tmp_path / "new", new, tensors(new), 2, "safetensors")
+    arguments = ["convert", str(tmp_path / "old"), str(tmp_path / "out"), "--map", maps, "--force", "--to"]
+    assert main([*arguments, maps]) == main([*arguments, to]) == 0
+    assert load_file(tmp_path / "out" / "rank-00000.safetensors")["up"].shape == (12, 2)
+    assert main([*arguments[:2], str(tmp_path / "old"), *arguments[3:], to]) == 1
+    assert "would remove what is read" in capfd.readouterr().err
+    assert (tmp_path / "old" / "tp_00.safetensors").exists()
+
+
 # --- scales and refusals --------------------------------------------------------------------
 
 

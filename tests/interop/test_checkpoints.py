@@ -1,6 +1,7 @@
 """Checkpoints are opened by their headers alone, and refused where their parts do not fit together."""
 
 import json
+import os
 import shutil
 
 import pytest
@@ -323,6 +324,53 @@ def test_nothing_is_written_over(tmp_path):
         (tmp_path / "late").write_text("mine")
     assert (tmp_path / "late").read_text() == "mine"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["late", "out"]
+
+
+def watched(monkeypatch, target):
+    """The calls, as they are made, after which there is nothing under a name."""
+    absent = []
+    for name in ("rename", "link", "unlink", "replace", "rmdir"):
+        call = getattr(os, name)
+
+        def seen(*arguments, call=call, name=name, **options):
+            call(*arguments, **options)
+            absent.extend([] if os.path.lexists(target) else [name])
+
+        monkeypatch.setattr(os, name, seen)
+    return absent
+
+
+@pytest.mark.parametrize("at_once", [True, False], ids=["exchanged", "renamed"])
+@pytest.mark.parametrize("name", ["out", "out.safetensors"])
+def test_with_force_the_old_goes_when_the_new_is_complete(tmp_path, monkeypatch, name, at_once):
+    target = tmp_path / name
+    held = target if target.suffix else target / "model.safetensors"
+    held.parent.mkdir(exist_ok=True)
+    held.write_text("old")
+    if not at_once:
+        monkeypatch.setattr("shardalg.interop._outputs.NO_EXCHANGE", (*range(200),))
+        monkeypatch.setattr("shardalg.interop._outputs.EXCHANGE", 64)  # a flag that no system knows
+    with pytest.raises(ZeroDivisionError), appearing(target, force=True):
+        raise ZeroDivisionError
+    assert held.read_text() == "old"
+    absent = watched(monkeypatch, target)
+    with appearing(target, force=True) as folder:
+        (folder / "model.safetensors").write_text("new")
+        assert held.read_text() == "old"
+    assert held.read_text() == "new" and list(tmp_path.iterdir()) == [target]
+    assert absent == ([] if at_once else ["rename"])
+
+
+def test_force_replaces_a_link_and_not_what_it_points_to(tmp_path):
+    there = tmp_path / "there"
+    there.mkdir()
+    (there / "model.safetensors").write_text("old")
+    (tmp_path / "out").symlink_to(there)
+    with appearing(tmp_path / "out", force=True) as folder:
+        (folder / "model.safetensors").write_text("new")
+    assert (there / "model.safetensors").read_text() == "old"
+    assert (tmp_path / "out" / "model.safetensors").read_text() == "new"
+    assert not (tmp_path / "out").is_symlink() and len(list(tmp_path.iterdir())) == 2
 
 
 def test_two_runs_do_not_share_an_output(tmp_path):

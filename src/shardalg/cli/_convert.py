@@ -14,7 +14,7 @@ from .._torch import torch
 from ..interop import deepspeed
 from ..interop._arrangements import Logical
 from ..interop._layout_files import arrange, read_layout_file
-from ..interop._outputs import appearing
+from ..interop._outputs import MAPS, appearing, require_free
 from ..interop._safetensors import create, lay_out, mapped, read_header, write_at
 from ..maps import AffineMap
 from ..ops import plan, sharded
@@ -24,7 +24,6 @@ from ..plans import TransferPlan
 
 PARAMETERS = ("module", "model", "fp32")  # words before or after a name, as in module.layer.w
 MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
-MAPS = "affine_map.json"
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
 
 
@@ -72,6 +71,7 @@ def convert(
     parameter does, and are refused where its scale changes: ``moments=False`` leaves them out. What has no
     map must be equal on all ranks. Everything that can be refused is refused before a byte is written.
     """
+    require_free(Path(destination), force, Path(source))
     files = rank_files(Path(source))
     here = read_maps(maps)
     held = [_read(file) for file in files]

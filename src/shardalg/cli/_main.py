@@ -14,7 +14,8 @@ from typing import Any, NoReturn
 from .._errors import ShardalgError, TransferError
 from ..interop._checkpoints import open_checkpoint
 from ..interop._layout_files import shipped
-from ._convert import MAPS, Conversion, convert
+from ..interop._outputs import MAPS
+from ._convert import Conversion, convert
 from ._inspect import inspect, say_bytes
 from ._plan import Forecast, forecast
 from ._reshard import FULL, Options, Summary, reshard, reshard_joined

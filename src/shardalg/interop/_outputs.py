@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import fcntl
 import json
 import os
@@ -18,6 +20,7 @@ from ._checkpoints import INDEX, LAYOUT, layout_json
 from ._safetensors import SIZES, Entry, TensorFile, create, lay_out, sync, write_at
 
 LOCK = "lock"
+MAPS = "affine_map.json"  # the DeepSpeed maps of per-rank files, beside them
 
 
 @struct
@@ -146,9 +149,9 @@ def appearing(destination: str | os.PathLike[str], *, force: bool = False) -> It
     """A fresh folder to write in. At the end of the block it becomes ``destination``, or its one file does
     where that ends in ``.safetensors``; on an error it is removed.
 
-    Nothing is written over, unless ``force`` says that the checkpoint under the name goes once the new
-    is complete; anything that is no checkpoint stays and is an error. What a killed run has left is
-    removed by the next one.
+    Nothing is written over, unless ``force`` says that the checkpoint under the name goes: the two change
+    names once the new is complete, so that there is one at every moment. Anything that is no checkpoint
+    stays and is an error. What a killed run has left is removed by the next one.
     """
     target = Path(destination)
     require_free(target, force)
@@ -159,7 +162,6 @@ def appearing(destination: str | os.PathLike[str], *, force: bool = False) -> It
         try:
             yield folder
             require_free(target, force)
-            _remove(target)
             _publish(folder, target)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
@@ -196,20 +198,13 @@ def require_free(target: Path, force: bool = False, source: Path | None = None) 
         )
 
 
-CHECKPOINT_FILES = (".safetensors", ".safetensors.index.json", ".pt")
+CHECKPOINT_FILES = (".safetensors", INDEX, ".pt", ".pth", ".bin")
+SIDE_FILES = (LAYOUT, MAPS)
 
 
 def _of_checkpoint(path: Path) -> bool:
     """Whether a file is one that checkpoints consist of."""
-    return path.is_file() and (path.name == "layout.json" or path.name.endswith(CHECKPOINT_FILES))
-
-
-def _remove(target: Path) -> None:
-    """What is under a name is gone."""
-    if target.is_dir() and not target.is_symlink():
-        shutil.rmtree(target)
-    else:
-        target.unlink(missing_ok=True)
+    return path.is_file() and (path.name in SIDE_FILES or path.name.endswith(CHECKPOINT_FILES))
 
 
 @contextmanager
@@ -230,11 +225,36 @@ def _locked(folder: Path, target: Path) -> Iterator[None]:
 
 
 def _publish(folder: Path, target: Path) -> None:
+    """Give what was written its name. What had the name gets that of the folder, which is then removed."""
+    new = folder
     if target.suffix == ".safetensors":
-        (file,) = folder.glob("*.safetensors")
-        os.link(file, target)
+        (new,) = folder.glob("*.safetensors")
     else:
         (folder / LOCK).unlink()
         sync(folder)
+    if target.is_symlink():
+        target.unlink()
+    if target.exists():
+        exchange(new, target)
+    elif new == folder:
         os.rename(folder, target)
+    else:
+        os.link(new, target)
     sync(target.parent)
+
+
+HERE, EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of renameat2(2)
+NO_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP)
+
+
+def exchange(a: Path, b: Path) -> None:
+    """Swap two names in one step; in three where the system or its file system cannot."""
+    rename: Any = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is not None and not rename(HERE, os.fsencode(a), HERE, os.fsencode(b), EXCHANGE):
+        return
+    if rename is not None and ctypes.get_errno() not in NO_EXCHANGE:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(a), None, str(b))
+    aside = b.parent / f".{b.name}.old"
+    os.rename(b, aside)
+    os.rename(a, b)
+    os.rename(aside, a)
