@@ -135,7 +135,7 @@ def fails(tree: Path, test: str) -> bool:
     command += ["--hypothesis-profile=mutants", f"tests/ops/{test}"]
     paths = [str(tree / p) for p in ("src", "tests")]
     done = subprocess.run(
-        command, cwd=tree, env={**os.environ, "PYTHONPATH": ":".join(paths)}, capture_output=True, timeout=600
+        command, cwd=tree, env={**os.environ, "PYTHONPATH": ":".join(paths)}, capture_output=True, timeout=1800
     )
     return done.returncode == 1
 
