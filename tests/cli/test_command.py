@@ -1,5 +1,6 @@
 """The command line: what it prints, the codes it ends with; the demo's comparison sees one flipped byte."""
 
+import json
 import subprocess
 import sys
 
@@ -8,7 +9,8 @@ from checkpoints import tensors, write_plain
 
 from shardalg.cli import demo, main
 from shardalg.cli._inspect import say_bytes
-from shardalg.cli._reshard import reshard
+from shardalg.cli._prepare import Request
+from shardalg.cli._reshard import Writing, reshard
 
 
 @pytest.fixture(scope="module")
@@ -33,11 +35,43 @@ def test_inspect_says_how_tensors_are_stored(plain, tmp_path, capfd):
         'parts = ["*.k_proj.weight", "*.v_proj.weight"]\n'
         '[[tensor]]\nname = "embed*"\nplacement = { kind = "Split", axis = 0 }'
     )
-    reshard(str(plain), str(tmp_path / "two"), str(layout), 2)
+    reshard(Request(str(plain), str(layout), 2), Writing(str(tmp_path / "two")))
     assert main(["inspect", str(tmp_path / "two")]) == 0
     said = capfd.readouterr().out
     assert "on 2 ranks" in said and "(13, 20) as (7, 20) (6, 20)" in said
     assert "joined from layer.0.self_attn.k_proj.weight, layer.0.self_attn.v_proj.weight" in said
+    assert main(["inspect", str(tmp_path / "two"), "--json"]) == 0
+    found = json.loads(capfd.readouterr().out)
+    assert (found["ranks"], found["files"], found["tensors"]) == (2, 2, len(tensors()))
+    held = {h["name"]: h for h in found["held"]}
+    assert held["embed_tokens.weight"]["shards"] == [[0, [7, 20]], [1, [6, 20]]]
+    assert held["layer.0.self_attn.kv"]["joined"][1] == "layer.0.self_attn.v_proj.weight"
+
+
+def test_inspect_is_read_by_machines(plain, capfd):
+    assert main(["inspect", str(plain), "--json"]) == 0
+    found = json.loads(capfd.readouterr().out)
+    assert (found["path"], found["ranks"], found["files"]) == (str(plain), 0, 1)
+    assert {h["name"]: (h["dtype"], tuple(h["shape"])) for h in found["held"]} == {
+        name: (str(t.dtype)[6:], tuple(t.shape)) for name, t in tensors().items()
+    }
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("{", "not JSON"),
+        ("[]", "expected a JSON object"),
+        ('{"format": "other"}', "expected plain data of format 'shardalg.checkpoint', got 'other'"),
+        ('{"format": "shardalg.checkpoint", "version": 99}', "version 99 cannot be read"),
+        ('{"format": "shardalg.checkpoint", "version": 1}', "not a layout that this tool wrote"),
+    ],
+)
+def test_a_bad_layout_is_named_with_its_path(tmp_path, capfd, text, words):
+    (tmp_path / "layout.json").write_text(text)
+    assert main(["inspect", str(tmp_path)]) == 1
+    said = capfd.readouterr().err
+    assert said.startswith(f"shardalg: {tmp_path / 'layout.json'}: ") and words in said
 
 
 def test_inspect_refuses(tmp_path, capfd):
@@ -60,6 +94,14 @@ def test_the_installed_command_runs():
         [sys.executable, "-m", "shardalg.cli", "--help"], capture_output=True, text=True, check=True
     )
     assert "reshard" in out.stdout and "inspect" in out.stdout
+
+
+def test_the_help_says_what_full_writes(capfd):
+    with pytest.raises(SystemExit):
+        main(["reshard", "--help"])
+    said = " ".join(capfd.readouterr().out.split())
+    assert "with --to full a folder with whole tensors in model.safetensors" in said
+    assert "where DST ends in .safetensors, that one file" in said
 
 
 @pytest.mark.parametrize("count, word", [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (5 * 10**9, "5.0 GB")])
@@ -97,12 +139,11 @@ def test_the_demo_fails_where_a_byte_differs(tmp_path, monkeypatch, capfd):
     back = demo.reshard
 
     def flipping(*arguments):
-        summary = back(*arguments)
+        back(*arguments)
         path = tmp_path / "runs" / "back" / "model.safetensors"
         whole = bytearray(path.read_bytes())
         whole[-1] ^= 128
         path.write_bytes(whole)
-        return summary
 
     monkeypatch.setattr(demo, "reshard", flipping)
     assert demo.demo(tmp_path) == 1

@@ -75,9 +75,11 @@ def test_every_shard_is_what_the_new_maps_say(tmp_path, form, before, after, cap
     full = tensors(old)
     maps = write(tmp_path / "old", old, full, before, form)
     to = write(tmp_path / "new", new, full, after, form)
-    arguments = ["convert", tmp_path / "old", tmp_path / "out", "--map", maps, "--to", to, "--json"]
-    assert main(list(map(str, arguments))) == 0
-    made = json.loads(capfd.readouterr().out)
+    arguments = ["convert", tmp_path / "old", tmp_path / "out", "--map", maps, "--to", to]
+    assert main([*map(str, arguments), "--json", "--progress"]) == 0
+    said = capfd.readouterr()
+    made = json.loads(said.out)
+    assert said.err.endswith(f"{after}/{after} ranks\n")
     assert (made["source_ranks"], made["target_ranks"]) == (before, after)
     assert (made["tensors"], made["moments"]) == (3 * len(old), 2 * len(old))
     for rank in range(after):

@@ -10,7 +10,7 @@ import pytest
 from checkpoints import assert_same, read_plain, tensors, write_plain
 
 from shardalg.cli import main
-from shardalg.cli._reshard import bar
+from shardalg.cli._progress import bar
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +111,7 @@ def test_processes_of_torchrun_do_the_work(plain, tmp_path):
     ran = joined(["reshard", plain, tmp_path / "out", *options, "--json", "--progress"], 2)
     assert [code for code, _, _ in ran] == [0, 0], ran
     assert json.loads(ran[0][1])["tensors"] == len(tensors()) and ran[1][1] == ""
-    assert bar(1, 1).strip() in ran[0][2] and "steps" not in ran[1][2]
+    assert bar(1, 1, "steps").strip() in ran[0][2] and "steps" not in ran[1][2]
     assert main(["reshard", str(plain), str(tmp_path / "own"), *options]) == 0
     for file in (tmp_path / "own").iterdir():
         assert (tmp_path / "out" / file.name).read_bytes() == file.read_bytes()

@@ -16,7 +16,8 @@ from safetensors.torch import load_file, save_file
 import shardalg as sa
 from shardalg import InvalidMapError, TransferError
 from shardalg.cli import main
-from shardalg.cli._reshard import Options, reshard
+from shardalg.cli._prepare import Options, Request
+from shardalg.cli._reshard import Writing, reshard
 from shardalg.interop._arrangements import elements_of
 from shardalg.interop._checkpoints import load, open_checkpoint
 from shardalg.interop._safetensors import SIZES
@@ -38,6 +39,10 @@ name = ["*.o_proj.weight", "extra.int*", "extra.bool"]
 placement = { kind = "Cyclic", axis = 0, block = 2 }
 """
 SMALL = Options(group_bytes=1200, max_bytes=256, timeout=60)  # several groups and many rounds
+
+
+def run(source, destination, to, processes):
+    return reshard(Request(str(source), to, processes, options=SMALL), Writing(str(destination)))
 
 
 @pytest.fixture(scope="module")
@@ -68,13 +73,13 @@ def assert_ranks(path, count):
 def test_a_chain_of_layouts_comes_back_bit_for_bit(plain, fused, tmp_path):
     """Plain -> tensor-parallel on 2 -> fused on 3 -> plain, each step by live processes."""
     two, three, back = (str(tmp_path / n) for n in ("two", "three", "back"))
-    first = reshard(str(plain), two, "transformer-tp", 2, options=SMALL)
+    first = run(plain, two, "transformer-tp", 2)
     assert (first.tensors, first.wire_bytes, first.rounds) == (len(tensors()), 0, 0)
     assert_ranks(two, 2)
-    second = reshard(two, three, fused, 3, options=SMALL)
+    second = run(two, three, fused, 3)
     assert second.wire_bytes == second.lower_bound > 0 and second.rounds > 3
     assert_ranks(three, 3)
-    third = reshard(three, back, "full", 2, options=SMALL)
+    third = run(three, back, "full", 2)
     assert third.wire_bytes == third.lower_bound
     assert_same(read_plain(tmp_path / "back"), tensors())
     assert sorted(p.name for p in tmp_path.iterdir()) == ["back", "three", "two"]
@@ -159,7 +164,7 @@ def test_an_unknown_unit(tmp_path, capfd):
 
 
 def test_a_source_on_ranks_says_its_own_layout(plain, tmp_path, capfd):
-    reshard(str(plain), str(tmp_path / "two"), "transformer-tp", 2)
+    run(plain, tmp_path / "two", "transformer-tp", 2)
     arguments = [
         tmp_path / "two",
         tmp_path / "out",
@@ -170,10 +175,21 @@ def test_a_source_on_ranks_says_its_own_layout(plain, tmp_path, capfd):
         "--from",
         "transformer-tp",
     ]
-    assert "leave out --from" in refused(arguments, capfd, tmp_path)
+    assert "leave out --from transformer-tp" in refused(arguments, capfd, tmp_path)
+    alone = [*arguments[:6], "--from-processes", 2]
+    assert "leave out --from-processes" in refused(alone, capfd, tmp_path)
     path = tmp_path / "two" / "rank-00001.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
     assert "truncated" in refused(arguments[:6], capfd, tmp_path)
+
+
+@pytest.mark.parametrize("command", ["plan", "reshard"])
+def test_a_count_of_ranks_to_read_in_no_layout(plain, tmp_path, capfd, command):
+    files = [plain, tmp_path / "out"][: 1 + (command == "reshard")]
+    given = [command, *files, "--to", "full", "--processes", 2, "--from-processes", 3]
+    assert main(list(map(str, given))) == 1
+    assert "--from-processes 3 says on how many ranks" in capfd.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("count", ["0", "-1", "two", "1.5"])
@@ -186,7 +202,7 @@ def test_a_count_of_processes_that_is_none(plain, tmp_path, capfd, count):
 
 def test_zero_processes_in_python(plain, tmp_path):
     with pytest.raises(InvalidMapError, match="at least 1, got 0"):
-        reshard(str(plain), str(tmp_path / "out"), "full", 0)
+        run(plain, tmp_path / "out", "full", 0)
 
 
 # --- failures of a run --------------------------------------------------------------------
@@ -197,9 +213,9 @@ def test_a_source_that_vanishes_ends_the_run(plain, tmp_path, monkeypatch):
     source = write_plain(tmp_path / "plain")
     checkpoint = open_checkpoint(source)
     (source / "model.safetensors").unlink()
-    monkeypatch.setattr("shardalg.cli._reshard.open_checkpoint", lambda _: checkpoint)
+    monkeypatch.setattr("shardalg.cli._prepare.open_checkpoint", lambda _: checkpoint)
     with pytest.raises(TransferError, match="FileNotFoundError"):
-        reshard(str(source), str(tmp_path / "out"), "full", 2, options=SMALL)
+        run(source, tmp_path / "out", "full", 2)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["plain"]
 
 

@@ -171,7 +171,9 @@ REFUSED = {
     "an unknown kind": (ONE + '"Slice"', "kind 'Slice'; known are .*Split"),
     "no kind": (ONE + "{ axis = 0 }", "kind None"),
     "a placement that is a number": (ONE + "3", "got 3"),
-    "an unknown field": (ONE + '{ kind = "Split", axis = 0, size = 2 }', "Split: got an unexpected .*'size'"),
+    "an unknown field": (ONE + '{ kind = "Split", axis = 0, size = 2 }', r"Split: unknown keys \['size'\]; known are \['axis', 'sizes', 'rule', 'unit'\]$"),
+    "a field that is missing": (ONE + '{ kind = "Cyclic", axis = 0 }', r"Cyclic: missing keys \['block'\]; known"),
+    "a field of another type": (ONE + '{ kind = "Split", axis = 0, sizes = 3 }', "Split: "),
     "sizes that do not add up": (
         ONE + '{ kind = "Split", axis = 0, sizes = [3, 3] }',
         r"'w' of shape \(8, 6\).*\(3, 3\).*6.*8",

@@ -21,6 +21,7 @@ from ..ops import plan, sharded
 from ..ops._blocks import block, flat, scaled, write, zeros
 from ..ops._tensors import strips
 from ..plans import TransferPlan
+from ._progress import draw
 
 PARAMETERS = ("module", "model", "fp32")  # words before or after a name, as in module.layer.w
 MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
@@ -63,6 +64,7 @@ def convert(
     moments: bool = True,
     units: Mapping[str, int] | None = None,
     force: bool = False,
+    progress: bool = False,
 ) -> Conversion:
     """Write the per-rank files in ``source``, laid out by the DeepSpeed maps in ``maps``, laid out by ``to``.
 
@@ -70,6 +72,7 @@ def convert(
     ``processes``. Moments (``NAME.exp_avg``, ``exp_avg.NAME``, ``exp_avg_sq`` alike) move as their
     parameter does, and are refused where its scale changes: ``moments=False`` leaves them out. What has no
     map must be equal on all ranks. Everything that can be refused is refused before a byte is written.
+    ``force`` replaces the checkpoint at ``destination``; ``progress`` draws a bar.
     """
     require_free(Path(destination), force, Path(source))
     files = rank_files(Path(source))
@@ -85,10 +88,11 @@ def convert(
     text = json.dumps({"version": deepspeed.MAP_VERSION, "params": _said(there)})
     size = 0
     with appearing(destination, force=force) as folder:
-        for rank in ranks:
+        for done, rank in enumerate(ranks, start=1):
             made = {key: _shard(p, rank, key, shards) for key, p in plans.items() if rank in p.target.ranks}
             size += sum(x.numel() * x.element_size() for x in made.values())
             _write(folder / f"rank-{rank:05d}{files[0].suffix}", common | made, paths)
+            draw(progress, done, len(ranks), "ranks")
         (folder / MAPS).write_text(text)
     return Conversion(
         len(files), len(ranks), len(items), sum(i.moment for i in items.values()), size,

@@ -4,11 +4,75 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from .._struct import struct
 from ..interop._arrangements import parts_of
 from ..interop._checkpoints import Checkpoint
 from ..interop._outputs import nbytes
+from ..maps._space import Shape
 
 UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
+
+
+@struct
+class Held:
+    """A stored tensor: its whole shape, its shards' (none in a plain checkpoint), what it was joined from."""
+
+    name: str
+    dtype: str
+    shape: Shape
+    shards: tuple[tuple[int, Shape], ...] = ()
+    joined: tuple[str, ...] = ()
+
+
+@struct
+class Description:
+    """What a checkpoint holds: ranks (0 in a plain one), tensors as users count them, bytes, files."""
+
+    path: str
+    ranks: int
+    tensors: int
+    nbytes: int
+    files: int
+    metadata: tuple[tuple[str, str], ...]
+    held: tuple[Held, ...]
+
+
+def describe(checkpoint: Checkpoint) -> Description:
+    """What a checkpoint holds; no tensor is read."""
+    logical = checkpoint.logical
+    held = sorted(_plain(checkpoint) if checkpoint.plain else _sharded(checkpoint), key=lambda h: h.name)
+    return Description(
+        checkpoint.path, len(checkpoint.ranks), len(logical), sum(map(nbytes, logical.values())),
+        len({h.path for h in checkpoint.homes}), checkpoint.metadata, tuple(held),
+    )  # fmt: skip
+
+
+def _plain(checkpoint: Checkpoint) -> list[Held]:
+    return [Held(h.name, h.entry.dtype, h.entry.shape) for h in checkpoint.homes]
+
+
+def _sharded(checkpoint: Checkpoint) -> list[Held]:
+    held = []
+    for name, stored in checkpoint.stored:
+        m = stored.layout
+        joined = () if stored.joined is None else tuple(parts_of(name, stored))
+        shards = tuple((r, m.shard_shape(r)) for r in m.ranks)
+        held.append(Held(name, stored.dtype, m.logical_shape, shards, joined))
+    return held
+
+
+def lines_of(d: Description) -> Iterator[str]:
+    """Lines that say it, a line per stored tensor."""
+    form = f"on {d.ranks} ranks" if d.ranks else "plain"
+    yield f"{d.path}: {form}, {d.tensors} tensors, {say_bytes(d.nbytes)} in {d.files} files"
+    for key, value in d.metadata:
+        yield f"  {key}: {value}"
+    wide = max((len(h.name) for h in d.held), default=0)
+    for h in d.held:
+        shards = " as " + " ".join(str(shape) for _, shape in h.shards) if h.shards else ""
+        yield f"  {h.name:<{wide}}  {h.dtype:<8}  {h.shape}{shards}"
+        if h.joined:
+            yield f"  {'':<{wide}}  joined from {', '.join(h.joined)}"
 
 
 def say_bytes(count: float) -> str:
@@ -21,31 +85,3 @@ def say_bytes(count: float) -> str:
     while count >= 1000 and k < len(UNITS) - 1:
         count, k = count / 1000, k + 1
     return f"{count:.0f} B" if k == 0 else f"{count:.1f} {UNITS[k]}"
-
-
-def inspect(checkpoint: Checkpoint) -> Iterator[str]:
-    """Lines that say what a checkpoint holds, a line per stored tensor."""
-    logical = checkpoint.logical
-    files = len({h.path for h in checkpoint.homes})
-    form = "plain" if checkpoint.plain else f"on {len(checkpoint.ranks)} ranks"
-    total = say_bytes(sum(map(nbytes, logical.values())))
-    yield f"{checkpoint.path}: {form}, {len(logical)} tensors, {total} in {files} files"
-    for key, value in checkpoint.metadata:
-        yield f"  {key}: {value}"
-    yield from _plain_lines(checkpoint) if checkpoint.plain else _rank_lines(checkpoint)
-
-
-def _plain_lines(checkpoint: Checkpoint) -> Iterator[str]:
-    wide = max((len(h.name) for h in checkpoint.homes), default=0)
-    for h in sorted(checkpoint.homes, key=lambda h: h.name):
-        yield f"  {h.name:<{wide}}  {h.entry.dtype:<8}  {h.entry.shape}"
-
-
-def _rank_lines(checkpoint: Checkpoint) -> Iterator[str]:
-    wide = max((len(name) for name, _ in checkpoint.stored), default=0)
-    for name, stored in sorted(checkpoint.stored):
-        m = stored.layout
-        shards = " ".join(str(m.shard_shape(r)) for r in m.ranks)
-        yield f"  {name:<{wide}}  {stored.dtype:<8}  {m.logical_shape} as {shards}"
-        if stored.joined is not None:
-            yield f"  {'':<{wide}}  joined from {', '.join(parts_of(name, stored))}"

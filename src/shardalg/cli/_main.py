@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 from .._errors import ShardalgError, TransferError
@@ -16,13 +16,15 @@ from ..interop._checkpoints import open_checkpoint
 from ..interop._layout_files import shipped
 from ..interop._outputs import MAPS
 from ._convert import Conversion, convert
-from ._inspect import inspect, say_bytes
+from ._inspect import describe, lines_of, say_bytes
 from ._plan import Forecast, forecast
-from ._reshard import FULL, Options, Summary, reshard, reshard_joined
+from ._prepare import FULL, Options, Request
+from ._reshard import Summary, Writing, reshard
 
 DONE, REFUSED, FAILED = 0, 1, 3  # argparse itself ends with 2
 TERMINATED = 128 + signal.SIGTERM
 INTERRUPTED = 128 + signal.SIGINT
+SOURCE = "a .safetensors file, an index, or a folder with either or that this tool wrote"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -68,7 +70,8 @@ def parser() -> argparse.ArgumentParser:
     _add_plan(commands.add_parser("plan", help="say what a reshard would move, and move nothing"))
     _add_convert(commands.add_parser("convert", help="write per-rank files by other DeepSpeed maps"))
     look = commands.add_parser("inspect", help="say what a checkpoint holds")
-    look.add_argument("path", help="a .safetensors file, an index, or a folder")
+    look.add_argument("path", help=SOURCE)
+    look.add_argument("--json", action="store_true", help="print the same for machines")
     look.set_defaults(command=_inspect)
     return top
 
@@ -76,11 +79,16 @@ def parser() -> argparse.ArgumentParser:
 def _add_reshard(p: argparse.ArgumentParser) -> None:
     p.description = (
         "Read SRC (a Hugging Face checkpoint, or a folder this tool wrote) by slices, move the tensors"
-        " between live processes, and write DST, which appears under its name only when complete."
+        " between live processes, and write DST, which appears under its name only when complete. Under"
+        " torchrun its processes do the work."
     )
-    p.add_argument("src", metavar="SRC", help="a .safetensors file, an index, or a folder")
+    p.add_argument("src", metavar="SRC", help=SOURCE)
     p.add_argument(
-        "dst", metavar="DST", help="a folder, or with --to full a .safetensors file; must not exist"
+        "dst",
+        metavar="DST",
+        help="what is written; must not exist, unless --force. A folder with a file per rank and a"
+        f" layout.json; with --to {FULL} a folder with whole tensors in model.safetensors (more files and an"
+        " index beyond --file-bytes), or, where DST ends in .safetensors, that one file",
     )
     _add_layouts(p)
     p.add_argument(
@@ -89,10 +97,6 @@ def _add_reshard(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--timeout", type=_count, default=int(Options.timeout), help="seconds to wait for a process"
     )
-    p.add_argument(
-        "--progress", action=argparse.BooleanOptionalAction, default=sys.stderr.isatty(),
-        help="draw a bar on the standard error stream (default: on a terminal)",
-    )  # fmt: skip
     _add_writing(p)
     p.set_defaults(command=_reshard)
 
@@ -101,9 +105,9 @@ def _add_plan(p: argparse.ArgumentParser) -> None:
     p.description = (
         "Print what reshard with the same arguments would move. Nothing is read, moved or written."
     )
-    p.add_argument("src", metavar="SRC", help="a .safetensors file, an index, or a folder")
+    p.add_argument("src", metavar="SRC", help=SOURCE)
     _add_layouts(p)
-    p.add_argument("--json", action="store_true", help="print numbers for machines")
+    p.add_argument("--json", action="store_true", help="print the numbers for machines")
     p.set_defaults(command=_plan)
 
 
@@ -128,6 +132,10 @@ def _layouts() -> str:
 
 
 def _add_writing(p: argparse.ArgumentParser) -> None:
+    p.add_argument(
+        "--progress", action=argparse.BooleanOptionalAction, default=sys.stderr.isatty(),
+        help="draw a bar on the standard error stream (default: on a terminal)",
+    )  # fmt: skip
     p.add_argument("--force", action="store_true", help="replace DST once the new one is complete")
     p.add_argument("--json", action="store_true", help="print the numbers for machines")
 
@@ -135,13 +143,18 @@ def _add_writing(p: argparse.ArgumentParser) -> None:
 def _add_layouts(p: argparse.ArgumentParser) -> None:
     """What says how a checkpoint is stored and is to be."""
     p.add_argument(
-        "--to", required=True, metavar="LAYOUT", help=f"{_layouts()}; or {FULL} for a plain checkpoint"
+        "--to",
+        required=True,
+        metavar="LAYOUT",
+        help=f"{_layouts()}; or {FULL} for whole tensors, as Hugging Face writes them",
     )
     p.add_argument("--processes", required=True, type=_count, metavar="N", help="ranks of the new layout")
     p.add_argument(
         "--from", dest="start", metavar="LAYOUT", help="read a plain SRC in this layout, then move it"
     )
-    p.add_argument("--from-processes", type=_count, metavar="M", help="ranks of --from (default N)")
+    p.add_argument(
+        "--from-processes", type=_count, metavar="M", help="ranks of --from, with which it goes (default N)"
+    )
     p.add_argument(
         "--unit", action="append", default=[], type=_unit, metavar="WORD=SIZE", help="as in --unit head=64"
     )
@@ -167,40 +180,40 @@ def _unit(text: str) -> tuple[str, int]:
 
 
 def _inspect(given: argparse.Namespace) -> None:
-    for line in inspect(open_checkpoint(given.path)):
-        print(line)
+    found = describe(open_checkpoint(given.path))
+    _print(given, found, lines_of(found))
 
 
 def _reshard(given: argparse.Namespace) -> None:
     options = Options(given.group_bytes, given.max_bytes, given.file_bytes, float(given.timeout))
-    run = reshard_joined if {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= set(os.environ) else reshard
-    summary = run(
-        given.src, given.dst, given.to, given.processes, start=given.start,
-        start_processes=given.from_processes, units=dict(given.unit), options=options,
-        force=given.force, progress=given.progress,
-    )  # fmt: skip
+    writing = Writing(given.dst, given.force, given.progress)
+    torchrun = {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= set(os.environ)
+    summary = reshard(_request(given, options), writing, joined=torchrun)
     if summary is not None:  # under torchrun the first rank speaks
         _print(given, summary, say_summary(summary))
 
 
 def _plan(given: argparse.Namespace) -> None:
-    options = Options(given.group_bytes, given.max_bytes)
-    found = forecast(
-        given.src, given.to, given.processes, start=given.start, start_processes=given.from_processes,
-        units=dict(given.unit), options=options,
-    )  # fmt: skip
+    found = forecast(_request(given, Options(given.group_bytes, given.max_bytes)))
     _print(given, found, say_forecast(found))
+
+
+def _request(given: argparse.Namespace, options: Options) -> Request:
+    return Request(
+        given.src, given.to, given.processes, given.start, given.from_processes, tuple(given.unit), options
+    )
 
 
 def _convert(given: argparse.Namespace) -> None:
     made = convert(
         given.src, given.dst, given.map, given.to, processes=given.processes,
         moments=not given.without_moments, units=dict(given.unit), force=given.force,
+        progress=given.progress,
     )  # fmt: skip
     _print(given, made, say_conversion(made))
 
 
-def _print(given: argparse.Namespace, value: Any, lines: list[str]) -> None:
+def _print(given: argparse.Namespace, value: Any, lines: Iterable[str]) -> None:
     print(json.dumps(dataclasses.asdict(value)) if given.json else "\n".join(lines))
 
 

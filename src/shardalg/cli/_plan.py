@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 
 from .._struct import struct
-from ..interop._arrangements import transfer
-from ..interop._checkpoints import open_checkpoint
 from ..interop._outputs import nbytes
 from ..show import show
-from ._reshard import Options, arranged, origin_of, plan_steps
+from ._prepare import Request, prepared
 
 
 @struct
@@ -29,33 +26,22 @@ class Forecast:
     picture: str
 
 
-def forecast(
-    source: str,
-    to: str,
-    processes: int,
-    *,
-    start: str | None = None,
-    start_processes: int | None = None,
-    units: Mapping[str, int] | None = None,
-    options: Options = Options(),
-) -> Forecast:
-    """What ``reshard`` with the same arguments would move. No process starts and no tensor is read."""
-    checkpoint = open_checkpoint(source)
-    words = dict(checkpoint.units) | dict(units or {})
-    target = arranged(checkpoint, to, processes, words)
-    origin, _ = origin_of(checkpoint, target, start, start_processes or processes, words)
-    size = sum(map(nbytes, checkpoint.logical.values()))
-    if origin is target:
-        picture = "read in the slices of the new layout: nothing crosses"
-        return Forecast(len(checkpoint.logical), size, 0, 0, 0, 0, 0, 0, picture)
-    programs = [s.program for s in plan_steps(origin, target, options) if s.program is not None]
-    tree = transfer(origin, target)
+def forecast(request: Request) -> Forecast:
+    """What a reshard of the same request would move. No process starts and no tensor is read."""
+    task = prepared(request)
     sent, received = (Counter[int](), Counter[int]())
-    for program in programs:
+    for program in task.programs:
         sent.update(program.sent)
         received.update(program.received)
+    tensors, programs, tree = task.checkpoint.logical, task.programs, task.plan
     return Forecast(
-        len(checkpoint.logical), size, len(tree), sum(p.wire_bytes for p in programs),
-        sum(p.lower_bound or 0 for p in programs), sum(len(p.rounds) for p in programs),
-        max(sent.values(), default=0), max(received.values(), default=0), str(show(tree)),
-    )  # fmt: skip
+        tensors=len(tensors),
+        nbytes=sum(map(nbytes, tensors.values())),
+        copies=0 if tree is None else len(tree),
+        wire_bytes=sum(p.wire_bytes for p in programs),
+        lower_bound=sum(p.lower_bound or 0 for p in programs),
+        rounds=sum(len(p.rounds) for p in programs),
+        most_sent=max(sent.values(), default=0),
+        most_received=max(received.values(), default=0),
+        picture="read in the slices of the new layout: nothing crosses" if tree is None else str(show(tree)),
+    )

@@ -196,8 +196,8 @@ def layout_json(
 
 def _open_ranks(path: Path) -> Checkpoint:
     data = _json(path)
-    check_format(data, KIND)
     try:
+        check_format(data, KIND)
         files = {int(r): str(f) for r, f in data["files"].items()}
         layouts = [AffineMap.from_dict(m) for m in data["layouts"]]
         stored = {name: _stored(path, name, t, layouts) for name, t in data["tensors"].items()}

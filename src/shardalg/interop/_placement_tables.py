@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -26,12 +27,14 @@ KINDS = (*PLAIN, "Segments")
 
 
 def require_keys(table: Mapping[str, Any], known: Sequence[str], needed: Sequence[str], where: str) -> None:
-    unknown = [k for k in table if k not in known]
-    missing = [k for k in needed if k not in table]
-    if unknown or missing:
-        raise InvalidMapError(
-            f"{where}: unknown keys {unknown}, missing keys {missing}; known are {list(known)}"
-        )
+    """Raise for keys that are not ``known`` and for ``needed`` ones that are not there."""
+    wrong = {
+        "unknown": [k for k in table if k not in known],
+        "missing": [k for k in needed if k not in table],
+    }
+    if any(wrong.values()):
+        said = ", ".join(f"{word} keys {keys}" for word, keys in wrong.items() if keys)
+        raise InvalidMapError(f"{where}: {said}; known are {list(known)}")
 
 
 def frozen(value: Any) -> Any:
@@ -63,10 +66,13 @@ def build_placement(
         fields["by_rank"] = _by_rank(fields["by_rank"])
     if "unit" in fields:
         fields["unit"] = unit_of(fields["unit"], units)
+    known = dataclasses.fields(PLAIN[kind])
+    needed = [f.name for f in known if f.default is dataclasses.MISSING]
+    require_keys(fields, [f.name for f in known], needed, kind)
     try:
         return PLAIN[kind](**fields)
-    except TypeError as error:
-        raise InvalidMapError(f"{kind}: {str(error).replace(kind + '.__init__() ', '')}") from None
+    except TypeError as error:  # a value of another type
+        raise InvalidMapError(f"{kind}: {error}") from None
 
 
 def _one(written: Any, parts: tuple[Shape, ...] | None, shape: Shape, units: Mapping[str, int]) -> Placement:
