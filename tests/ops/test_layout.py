@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from functools import singledispatch
+from random import Random
 
 import numpy as np
 import pytest
@@ -14,14 +16,18 @@ from laws import many, raises
 from oracle import meaning
 
 from shardalg import (
+    AffineMap,
     BlockGather,
     Custom,
     Cyclic,
     Experts,
     Flat,
     InvalidMapError,
+    Piece,
     Replicate,
     Segments,
+    Side,
+    Space,
     Split,
     StridedSplit,
     check_layout,
@@ -364,3 +370,45 @@ def test_pending_sums_are_refused_by_name():
         pass
 
     assert "reduce first" in raises(InvalidMapError, lambda: layout((4,), PartialSum(), ranks=2))
+
+
+# --- cost -----------------------------------------------------------------------------------
+
+
+def random_gather(n: int, random: Random) -> AffineMap:
+    ids = random.sample(range(n), n)
+    return layout((n * 4,), BlockGather(0, 4, [ids[r::16] for r in range(16)]))
+
+
+def random_segments(n: int, random: Random) -> AffineMap:
+    sizes = [random.randint(1, 9) for _ in range(n)]
+    return layout((sum(sizes),), Segments(0, [(size, Split(0)) for size in sizes]), ranks=4)
+
+
+def random_tiles(n: int, random: Random) -> AffineMap:
+    """A tensor cut into tiles of random sizes, which 16 ranks hold one after the other in any order."""
+    side = math.isqrt(n)
+    rows, columns = ([random.randint(1, 9) for _ in range(side)] for _ in range(2))
+    width, ends = sum(columns), [0] * 16
+    tiles = []
+    for k, cell in enumerate(random.sample(range(side * side), side * side)):
+        i, j = divmod(cell, side)
+        start = sum(rows[:i]) * width + sum(columns[:j])
+        here = Side(ends[k % 16], (columns[j], 1), k % 16)
+        tiles.append(Piece((rows[i], columns[j]), here, Side(start, (width, 1))))
+        ends[k % 16] += rows[i] * columns[j]
+    storage = Space.shards([(end,) for end in ends])
+    logical = Space.logical((sum(rows), width))
+    return layout(logical.shape(), Custom(AffineMap.from_pieces(storage, logical, tiles)))
+
+
+@pytest.mark.parametrize(
+    "made, n, most", [(random_gather, 20_000, 2), (random_segments, 5_000, 3), (random_tiles, 10_000, 2)]
+)
+def test_thousands_of_random_blocks_are_laid_out_in_a_moment(made, n, most):
+    """Process time, at several times what it takes; a step per pair of blocks would take minutes."""
+    start = time.process_time()
+    m = made(n, Random(3))
+    took = time.process_time() - start
+    assert took < most, f"{took:.1f} s for {n} blocks"
+    assert check_layout(m) and m.size == math.prod(m.logical_shape)

@@ -50,9 +50,12 @@ class AffineMap:
         """
         columns = columns_of(domain, codomain, list(pieces))
         check_bounds(domain, codomain, columns)
-        table = disjoint(build(columns), limits, Budget(limits))
+        table = build(columns)
+        single_valued = not collides(table, DOMAIN, limits)
+        if not single_valued:
+            table = disjoint(table, limits, Budget(limits))
         limits.hold("pieces", len(table))
-        return cls(domain, codomain, table)
+        return remember(cls(domain, codomain, table), single_valued=single_valued)
 
     if TYPE_CHECKING:  # installed by ops/_syntax.py
 

@@ -15,7 +15,7 @@ from .._limits import Budget, Limits
 from ._meet import Blocks, meet
 from ._solve import Digit, Vector, add, solve
 from ._space import IntArray
-from ._table import Columns, PieceTable, build, concatenate, empty_table
+from ._table import Columns, PieceTable, build, concatenate, empty_table, normal_axes
 
 DOMAIN, CODOMAIN = 0, 1
 
@@ -173,11 +173,18 @@ def count_common(a: PieceTable, b: PieceTable, limits: Limits, budget: Budget) -
     return sum(exact_sizes(common(a, b, limits, budget).shape))
 
 
-def collides(table: PieceTable, side: int) -> bool:
-    """Whether two pairs of the table share an address on one side."""
-    blocks, limits = side_blocks(table, side), Limits()
+def collides(table: PieceTable, side: int, limits: Limits = Limits()) -> bool:
+    """Whether two pairs of the table share an address on one side.
+
+    Axes merge as that side alone allows, so that a dense block is one run whatever it holds.
+    """
+    blocks = side_blocks(table, side)
+    if ((blocks.strides == 0) & (blocks.shape > 1)).any():
+        return True
+    shape, strides, _, shift, _ = normal_axes(blocks.shape, blocks.strides, blocks.strides)
+    blocks = blocks._replace(offset=blocks.offset + shift, shape=shape, strides=strides)
     met = meet(blocks, blocks, limits, Budget(limits))
-    return sum(exact_sizes(met.shape)) != sum(exact_sizes(table.shape))
+    return sum(exact_sizes(met.shape)) != sum(exact_sizes(shape))
 
 
 # --- difference ---------------------------------------------------------------------------

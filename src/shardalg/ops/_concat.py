@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import TypeAlias
+
+import numpy as np
 
 from .._errors import InvalidMapError
 from .._limits import Limits
 from ..maps import AffineMap, Box, Piece, Space
 from ..maps._map import known, remember
-from ..maps._space import Key, Shape, as_int, describe_key, row_major
-from ..maps._table import concatenate
+from ..maps._space import IntArray, Key, Shape, as_int, describe_key, row_major
+from ..maps._table import PieceTable, concatenate
 from ._folding import simplified
 from ._sides import bijection, moved, side_of
 
 Starts: TypeAlias = dict[Key, int]  # where the box of each key continues along its axis
+Place: TypeAlias = tuple[Space, int, Starts]  # boxes put end to end, along which axis, and where
 
 
 def concat(maps: Sequence[AffineMap], axis: int | tuple[int, int], *, limits: Limits = Limits()) -> AffineMap:
@@ -39,12 +43,11 @@ def concat(maps: Sequence[AffineMap], axis: int | tuple[int, int], *, limits: Li
     here, there = (as_int(k, "an axis") for k in axes)
     dom, dom_starts = _appended([m.domain for m in maps], here)
     cod, cod_starts = _appended([m.codomain for m in maps], there)
-    parts = [
-        moved(m, _window(m.domain, dom, here, a), _window(m.codomain, cod, there, b), limits)
-        for m, a, b in zip(maps, dom_starts, cod_starts)
+    tables = [
+        _placed(m, (dom, here, a), (cod, there, b), limits) for m, a, b in zip(maps, dom_starts, cod_starts)
     ]
-    whole = AffineMap(dom, cod, simplified(concatenate([m.table for m in parts])))
-    return remember(whole, **{q: all(known(m, q) for m in parts) for q in ("single_valued", "injective")})
+    whole = AffineMap(dom, cod, simplified(concatenate(tables)))
+    return remember(whole, **{q: all(known(m, q) for m in maps) for q in ("single_valued", "injective")})
 
 
 def _appended(spaces: Sequence[Space], axis: int) -> tuple[Space, list[Starts]]:
@@ -76,6 +79,29 @@ def _longer(so_far: Shape, box: Box, k: int) -> Shape:
             f" which cannot be put end to end along axis {k}"
         )
     return (*so_far[:k], so_far[k] + box.shape[k], *so_far[k + 1 :])
+
+
+def _placed(m: AffineMap, domain: Place, codomain: Place, limits: Limits) -> PieceTable:
+    """The pieces of ``m``, each of its boxes put where the box of its key continues."""
+    slots, elements = _shifts(m.domain, *domain), _shifts(m.codomain, *codomain)
+    if slots is None or elements is None:
+        windows = _window(m.domain, *domain), _window(m.codomain, *codomain)
+        return moved(m, *windows, limits).table
+    rows = m.table.rows.copy()
+    for k, (box, shift) in ((0, slots), (2, elements)):
+        rows[k + 1] += shift[rows[k]]
+        rows[k] = box[rows[k]]
+    return PieceTable(rows)  # boxes keep their order, and pieces theirs
+
+
+def _shifts(part: Space, whole: Space, axis: int, starts: Starts) -> tuple[IntArray, IntArray] | None:
+    """The place of each box of ``part`` in ``whole`` and how far its addresses move, where that is
+    all that changes: no box is longer than 1 along an axis before the one it grows along."""
+    if any(prod(b.shape[: _axis(b, axis)]) > 1 for b in part.boxes):
+        return None
+    box = [whole.index(*b.key) for b in part.boxes]
+    shift = [starts[b.key] * row_major(b.shape)[_axis(b, axis)] for b in part.boxes]
+    return np.array(box, np.int64), np.array(shift, np.int64)
 
 
 def _window(part: Space, whole: Space, axis: int, starts: Starts) -> AffineMap | None:

@@ -105,15 +105,11 @@ def _nested(slots: IntArray, elements: IntArray) -> tuple[Axis, ...] | None:
     if count == 1:
         return ()
     step = int(slots[1] - slots[0]), int(elements[1] - elements[0])
-    run = min(_run(slots, step[0]), _run(elements, step[1]))
-    extents = np.arange(run, 1, -1)
-    for n in extents[count % extents == 0].tolist():
-        if not (_repeats(slots, n, step[0]) and _repeats(elements, n, step[1])):
-            continue
-        outer = _nested(slots[::n], elements[::n])
-        if outer is not None:
-            return (*outer, (n, *step))
-    return None
+    n = min(_run(slots, step[0]), _run(elements, step[1]))
+    if count % n or not (_repeats(slots, n, step[0]) and _repeats(elements, n, step[1])):
+        return None
+    outer = _nested(slots[::n], elements[::n])
+    return None if outer is None else (*outer, (n, *step))
 
 
 def _run(values: IntArray, step: int) -> int:

@@ -334,54 +334,47 @@ def _folded_heads(extent: int, heads: list[Point]) -> list[Family]:
 
 def _runs(points: list[Point]) -> dict[tuple[int, Point], list[Point]]:
     """The starts of runs by extent and step, cut off greedily from the left."""
+    steps = [(q[0] - p[0], q[1] - p[1]) for p, q in pairwise(points)]
     runs: defaultdict[tuple[int, Point], list[Point]] = defaultdict(list)
     k = 0
     while k < len(points):
-        n = _run(points, k)
-        after = _run(points, k + 1) if n == 2 and k + 1 < len(points) else 0
-        n = 1 if after > n else n
-        runs[n, _step(points, k) if n > 1 else (0, 0)].append(points[k])
+        n = _run(steps, k)
+        if n == 2 and _run(steps, k + 1) > 2:
+            n = 1
+        runs[n, steps[k] if n > 1 else (0, 0)].append(points[k])
         k += n
     rare = [key for key, heads in runs.items() if key[0] == 2 and len(heads) < 3]
     for key in rare:
-        _, (slot, element) = key
-        runs[1, (0, 0)] += [q for p in runs.pop(key) for q in (p, (p[0] + slot, p[1] + element))]
+        runs[1, (0, 0)] += [q for p in runs.pop(key) for q in (p, _step_on(p, 1, key[1]))]
     return runs
 
 
-def _step(points: list[Point], k: int) -> Point:
-    return points[k + 1][0] - points[k][0], points[k + 1][1] - points[k][1]
-
-
-def _run(points: list[Point], k: int) -> int:
+def _run(steps: list[Point], k: int) -> int:
     """How many points from ``k`` on form one progression."""
-    if k + 1 >= len(points):
-        return 1
-    (x, y), (dx, dy) = points[k], _step(points, k)
-    n = 2
-    while k + n < len(points) and points[k + n] == (x + n * dx, y + n * dy):
+    n = 1
+    while k + n <= len(steps) and steps[k + n - 1] == steps[k]:
         n += 1
     return n
 
 
 def _nested(points: list[Point]) -> tuple[Axis, ...] | None:
-    """The points as one nested progression, if they are one, outermost axis first."""
+    """The points as one nested progression, if they are one, outermost axis first.
+
+    The innermost axis is all of the first run: if it ended earlier, the next axis would continue it.
+    """
     count = len(points)
     if count == 1:
         return ()
-    step = _step(points, 0)
+    first, second = points[:2]
+    step = second[0] - first[0], second[1] - first[1]
     if count == 2 and step[1] < 0:
         return None
-    for n in range(_run(points, 0), 1, -1):
-        if count % n:
-            continue
-        heads = points[::n]
-        if n < count and not _repeats(points, heads, n, step):
-            continue
-        outer = _nested(heads)
-        if outer is not None:
-            return (*outer, (n, *step))
-    return None
+    n = next((n for n in range(2, count) if points[n] != _step_on(first, n, step)), count)
+    heads = points[::n]
+    if count % n or not (n == count or _repeats(points, heads, n, step)):
+        return None
+    outer = _nested(heads)
+    return None if outer is None else (*outer, (n, *step))
 
 
 def _repeats(points: list[Point], heads: list[Point], n: int, step: Point) -> bool:

@@ -12,8 +12,9 @@ import numpy as np
 from .._errors import InvalidMapError
 from .._limits import Limits
 from ..maps import AffineMap, Piece, Side, Space
-from ..maps._map import columns_of, from_columns, full, known, remember
-from ..maps._space import Shape, as_int, as_shape, row_major
+from ..maps._map import from_columns, full, known, remember
+from ..maps._space import IntArray, Shape, as_int, as_shape, row_major
+from ..maps._table import Columns
 from ..placements import (
     BlockGather,
     Custom,
@@ -234,27 +235,33 @@ def along_axis(
     """The layout whose rank ``labels[k]`` holds ``runs[k]`` of one axis in a shard of extent
     ``extents[k]``, and all of the other axes."""
     shards = {r: (*shape[:axis], n, *shape[axis + 1 :]) for r, n in zip(labels, extents)}
-    logical = Space.logical(shape)
-    pieces = [
-        _run_piece(shape, shards[rank], axis, rank, run) for rank, its in zip(labels, runs) for run in its
-    ]
-    storage = Space.shards(shards)
-    m = from_columns(storage, logical, columns_of(storage, logical, pieces))  # each slot is in one run
-    return remember(m, single_valued=True)
+    storage, logical = Space.shards(shards), Space.logical(shape)
+    rows = [[_row(run) for run in its if run.size and run.count] for its in runs]
+    lengths = [len(its) for its in rows]
+    listed = np.array([row for its in rows for row in its], np.int64).reshape(-1, len(Run._fields))
+    at, start, size, count, step = listed.T
+    box = np.repeat(np.array([storage.index(r) for r in labels], np.int64), lengths)
+    local = np.repeat(np.array([row_major(shards[r]) for r in labels], np.int64).T, lengths, axis=1)
+    whole = np.repeat(np.array([row_major(shape)], np.int64).T, len(listed), axis=1)
+    extent = np.repeat(np.array([shape], np.int64).T, len(listed), axis=1)
+    none, one = np.zeros(len(listed), np.int64), np.ones(len(listed), np.int64)
+    columns = Columns(
+        box, at * local[axis], none, start * whole[axis], one, one,
+        _blocked(extent, axis, count, size),
+        _blocked(local, axis, local[axis] * size, local[axis]),
+        _blocked(whole, axis, whole[axis] * step, whole[axis]),
+    )  # fmt: skip
+    return remember(from_columns(storage, logical, columns), single_valued=True)  # each slot is in one run
 
 
-def _run_piece(shape: Shape, shard: Shape, axis: int, rank: int, run: Run) -> Piece:
-    local, logical = row_major(shard), row_major(shape)
-    block = (*shape[:axis], run.count, run.size, *shape[axis + 1 :])
+def _row(run: Run) -> tuple[int, ...]:
+    """A run as numbers that fit: the step of a single block means nothing and may be huge."""
+    return run if run.count > 1 else (*run[:4], 0)
 
-    def strides(of: Shape, apart: int) -> Shape:
-        return (*of[:axis], of[axis] * apart, *of[axis:])
 
-    return Piece(
-        block,
-        Side(run.at * local[axis], strides(local, run.size), rank),
-        Side(run.start * logical[axis], strides(logical, run.step)),
-    )
+def _blocked(x: IntArray, axis: int, outer: IntArray, inner: IntArray) -> IntArray:
+    """Rows per axis with those of blocks, and of elements within one, in the place of ``axis``."""
+    return np.concatenate([x[:axis], [outer, inner], x[axis + 1 :]])
 
 
 def check_axis(shape: Shape, axis: int, placement: Placement) -> int:
@@ -453,7 +460,12 @@ def _segments(placement: Segments, shape: Shape, labels: tuple[int, ...], limits
             f"segments {[size for size, _ in placement.parts]} add up to {total},"
             f" but axis {axis} of shape {shape} has {shape[axis]}"
         )
-    inner = [
-        lower(p, (*shape[:axis], size, *shape[axis + 1 :]), labels, limits) for size, p in placement.parts
-    ]
-    return concat(inner, axis, limits=limits)
+    known = {part: _segment(part, shape, axis, labels, limits) for part in dict.fromkeys(placement.parts)}
+    return concat([known[part] for part in placement.parts], axis, limits=limits)
+
+
+def _segment(
+    part: tuple[int, Placement], shape: Shape, axis: int, labels: tuple[int, ...], limits: Limits
+) -> AffineMap:
+    size, placement = part
+    return lower(placement, (*shape[:axis], size, *shape[axis + 1 :]), labels, limits)
