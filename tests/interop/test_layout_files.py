@@ -171,9 +171,17 @@ REFUSED = {
     "an unknown kind": (ONE + '"Slice"', "kind 'Slice'; known are .*Split"),
     "no kind": (ONE + "{ axis = 0 }", "kind None"),
     "a placement that is a number": (ONE + "3", "got 3"),
-    "an unknown field": (ONE + '{ kind = "Split", axis = 0, size = 2 }', r"Split: unknown keys \['size'\]; known are \['axis', 'sizes', 'rule', 'unit'\]$"),
-    "a field that is missing": (ONE + '{ kind = "Cyclic", axis = 0 }', r"Cyclic: missing keys \['block'\]; known"),
-    "a field of another type": (ONE + '{ kind = "Split", axis = 0, sizes = 3 }', "Split: "),
+    "an unknown field": (
+        ONE + '{ kind = "Split", axis = 0, size = 2 }',
+        r"Split: unknown keys \['size'\]; known are \['axis', 'sizes', 'rule', 'unit'\]$",
+    ),
+    "a field that is missing": (
+        ONE + '{ kind = "Cyclic", axis = 0 }',
+        r"Cyclic: missing keys \['block'\]; known",
+    ),
+    "a field of another type": (ONE + '{ kind = "Split", axis = 0, sizes = 3 }', "sizes must be a sequence, got 3"),
+    "experts by no rank": (ONE + '{ kind = "Experts", by_rank = 3 }', "a list by rank, got 3"),
+    "experts by a name": (ONE + '{ kind = "Experts", by_rank = { a = [0] } }', "are ranks, got 'a'"),
     "sizes that do not add up": (
         ONE + '{ kind = "Split", axis = 0, sizes = [3, 3] }',
         r"'w' of shape \(8, 6\).*\(3, 3\).*6.*8",

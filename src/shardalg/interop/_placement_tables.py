@@ -117,7 +117,12 @@ def _segment_sizes(
 
 def _by_rank(written: Any) -> Any:
     """A table with rank keys, or a list by rank."""
+    if not isinstance(written, tuple):
+        raise InvalidMapError(f"by_rank is a table with rank keys, or a list by rank, got {written!r}")
     if written and all(isinstance(e, tuple) and len(e) == 2 and isinstance(e[0], str) for e in written):
+        wrong = [k for k, _ in written if not k.isdecimal()]
+        if wrong:
+            raise InvalidMapError(f"the keys of by_rank are ranks, got {wrong[0]!r}")
         return {int(k): v for k, v in written}
     return written
 
