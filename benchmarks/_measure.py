@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import json
 import platform
@@ -13,6 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # of mallopt
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,15 @@ def seconds(call: Callable[[], Any], repeat: int) -> float:
     for _ in range(repeat):
         call()
     return (time.perf_counter() - start) / repeat
+
+
+def memory(kind: str) -> None:
+    """From now on large results lie in memory that the system has just given ("fresh"), or in memory that
+    the process had before ("warm"): glibc does either, by chance, unless told."""
+    libc = ctypes.CDLL(None)
+    threshold = {"fresh": 128 << 10, "warm": 1 << 30}[kind]
+    if not (libc.mallopt(MMAP_THRESHOLD, threshold) and libc.mallopt(TRIM_THRESHOLD, 1 << 30)):
+        raise SystemExit("this malloc has no thresholds")
 
 
 def ratio(
