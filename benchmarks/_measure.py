@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # of mallopt
 
 
