@@ -179,7 +179,7 @@ REFUSED = {
         ONE + '{ kind = "Cyclic", axis = 0 }',
         r"Cyclic: missing keys \['block'\]; known",
     ),
-    "a field of another type": (ONE + '{ kind = "Split", axis = 0, sizes = 3 }', "sizes must be a sequence, got 3"),
+    "a field of another type": (ONE + '{ kind = "Split", axis = 0, sizes = 3 }', "must be a sequence, got 3"),
     "experts by no rank": (ONE + '{ kind = "Experts", by_rank = 3 }', "a list by rank, got 3"),
     "experts by a name": (ONE + '{ kind = "Experts", by_rank = { a = [0] } }', "are ranks, got 'a'"),
     "sizes that do not add up": (

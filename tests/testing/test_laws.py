@@ -155,6 +155,14 @@ def test_transfers_by_any_selector_are_right(select):
     assert len(laws.check_transfer(BOTH, COLUMNS, select=select))
 
 
+@pytest.mark.parametrize("ranks", [([0, 1], [2, 3]), ([3, 1], [1, 0]), ({0: 5, 1: 0}, {0: 1, 1: 5})])
+def test_transfers_between_other_processes_are_right(ranks):
+    """Both sides number their ranks from 0; what they hold and where they are differs."""
+    made = laws.check_transfer(ROWS, COLUMNS, source_ranks=ranks[0], target_ranks=ranks[1])
+    same = sum(ranks[0][r] == ranks[1][t] for r in (0, 1) for t in (0, 1))
+    assert made.stats.elements_crossing == 16 - 4 * same
+
+
 def test_a_transfer_without_a_source_is_named():
     with pytest.raises(AssertionError, match=r"a transfer can be planned: .*"):
         laws.check_transfer(fewer(ROWS), COLUMNS)

@@ -17,7 +17,7 @@ import numpy as np
 from .. import backends
 from .._errors import InvalidMapError, ShardalgError
 from .._torch import torch
-from ..maps import AffineMap, Space
+from ..maps import AffineMap, Piece, Space
 from ..maps._space import Shape, as_shape
 from ..ops import (
     check_layout,
@@ -42,6 +42,7 @@ from ..ops import (
     uncovered,
 )
 from ..ops._layout import rank_ids
+from ..ops._plan import RanksLike
 from ..ops._probe import asker
 from ..plans import TransferPlan
 from ..show import from_text, to_text
@@ -288,19 +289,33 @@ def _lost(m: AffineMap) -> str:
 
 
 def check_transfer(
-    source: AffineMap, target: AffineMap, *, select: str = "stay", missing: str = "error"
+    source: AffineMap,
+    target: AffineMap,
+    *,
+    select: str = "stay",
+    missing: str = "error",
+    source_ranks: RanksLike = None,
+    target_ranks: RanksLike = None,
 ) -> TransferPlan:
     """The plan from ``source`` to ``target``, after proving that it is right and running it.
 
     Laws T1, T3, T4, T14 and the least traffic (``select="stay"``), then a run between simulated
-    ranks against shards cut from the whole tensor, and the plan's JSON form.
+    ranks against shards cut from the whole tensor, and the plan's JSON form. The arguments are those of
+    ``plan``.
 
     >>> from shardalg import Split, layout
     >>> check_transfer(layout((4, 4), Split(0), ranks=2), layout((4, 4), Split(1), ranks=2))
     <TransferPlan of 4 copies, 16 elements, 2 -> 2 ranks, select='stay'>
     """
     try:
-        made = plan(source, target, select=select, missing=missing)
+        made = plan(
+            source,
+            target,
+            select=select,
+            missing=missing,
+            source_ranks=source_ranks,
+            target_ranks=target_ranks,
+        )
     except InvalidMapError as error:
         raise AssertionError(f"a transfer can be planned: {error}") from error
     for law, witness in _transfer_laws(made).items():
@@ -353,13 +368,28 @@ def _apart(p: TransferPlan) -> str:
     """A rank whose own part of the plan is not what it reads and writes in the whole one."""
     if p.select not in MEMORYLESS:
         return ""
-    for rank in sorted({*p.source.ranks, *p.target.ranks}):
-        part = plan(p.source, p.target, select=p.select, missing=p.missing, rank=rank)
-        mine = [c for c in p.map.pieces if rank in (c.domain.rank, c.codomain.rank)]
+    here, there = (None if ranks is None else dict(ranks) for ranks in (p.source_ranks, p.target_ranks))
+    for rank in _processes(p):
+        part = plan(
+            p.source, p.target, select=p.select, missing=p.missing, rank=rank,
+            source_ranks=here, target_ranks=there,
+        )  # fmt: skip
+        mine = [c for c in p.map.pieces if rank in _ends(p, c)]
         differ = _differ(AffineMap.from_pieces(p.map.domain, p.map.codomain, mine), part.map)
         if differ:
             return f"rank {rank}: {differ}"
     return ""
+
+
+def _processes(p: TransferPlan) -> list[int]:
+    """The global ranks of both sides."""
+    return sorted({*map(p.global_source, p.source.ranks), *map(p.global_target, p.target.ranks)})
+
+
+def _ends(p: TransferPlan, copy: Piece) -> tuple[int, int]:
+    """The global ranks that send and receive a copy."""
+    assert copy.codomain.rank is not None and copy.domain.rank is not None
+    return p.global_source(copy.codomain.rank), p.global_target(copy.domain.rank)
 
 
 def _forgotten(p: TransferPlan) -> str:
@@ -370,7 +400,7 @@ def _forgotten(p: TransferPlan) -> str:
 def _ran_wrong(p: TransferPlan) -> str:
     full = _data(p.source.codomain, "torch", p.source, p.target)
     given = extract(p.source, full)
-    with backends.simulate(1 + max((*p.source.ranks, *p.target.ranks))) as ctx:
+    with backends.simulate(1 + max(_processes(p))) as ctx:
         out: Any = backends.run(ctx, backends.bind(ctx, p), given)
     cut = extract(restrict(p.target, domain(p.map)), full)
     return _first(p.target.domain, _stored(p.target.domain, cut), _stored(p.target.domain, out))
