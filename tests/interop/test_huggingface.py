@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from shardalg import InvalidMapError, UnsupportedError, equivalent, extract, layout, rebuild
+from shardalg import InvalidMapError, Split, UnsupportedError, equivalent, extract, layout, rebuild
 from shardalg import Replicate as Whole
 from shardalg.interop import huggingface
 from shardalg.interop.huggingface import layouts_from_tp_plan
@@ -19,7 +19,7 @@ PLAN = {
     "model.layers.*.mlp.experts.down_proj": "grouped_gemm",
     "model.layers.*.mlp": "gather",
     "model.layers.1.self_attn.q_proj": "replicate",
-    "model.embed_tokens": "embedding_rowwise",
+    "model.embed_tokens": "vocab_parallel_rowwise",
     "lm_head": "colwise_rep",
 }
 SHAPES = {
@@ -58,6 +58,23 @@ def test_layouts_are_the_slices_the_styles_say(ranks):
             wanted = sliced(full, rank, ranks, *AXES[name]) if name in AXES else full
             assert np.array_equal(shard, wanted), name
         assert np.array_equal(rebuild(m, extract(m, full)), full)
+
+
+def test_one_axis_is_never_packed():
+    """As in Transformers, whose packed styles treat a bias as their plain ones do."""
+    plan = {"up": "packed_colwise", "down": "packed_rowwise"}
+    found = layouts_from_tp_plan(plan, {"up.bias": (8,), "down.bias": (8,), "down.scale": (8,)}, 2)
+    assert equivalent(found["up.bias"], layout((8,), Split(0), ranks=2))
+    assert all(
+        equivalent(found[name], layout((8,), Whole(), ranks=2)) for name in ("down.bias", "down.scale")
+    )
+
+
+def test_a_style_of_a_module_leaves_its_tensors_to_their_own():
+    plan = {"layers.*.attn": "local_params", "layers.*.attn.sinks": "colwise"}
+    shapes = {"layers.0.attn.sinks": (8,), "layers.0.attn.other": (8,)}
+    found = layouts_from_tp_plan(plan, shapes, 2)
+    assert [m.shard_shape(1) for m in found.values()] == [(4,), (8,)]
 
 
 def test_a_tensor_that_no_pattern_names_is_everywhere():

@@ -18,16 +18,19 @@ from ..ops import layout
 from ..placements import Placement, Replicate, Segments, Split
 
 # What a style does to a weight. Styles that differ only in what happens to activations are alike:
-# ``_rep``, ``_gather_output`` and ``_split_input`` gather or cut those, ``local_`` keeps plain tensors.
+# ``_rep``, ``_gather_output`` and ``_split_input`` gather or cut those, ``local_`` keeps plain tensors, and
+# those of modules (``moe_tp_experts``, ``ep_dispatch_experts``, ...) leave their tensors to other patterns.
+# Transformers 4.52 to 5.24 know these.
 CUTS = {
     "colwise": -2, "colwise_rep": -2, "colwise_gather_output": -2, "local_colwise": -2,
     "rowwise": -1, "rowwise_rep": -1, "rowwise_split_input": -1, "local_rowwise": -1,
-    "embedding_rowwise": 0, "embedding_colwise": 1, "grouped_gemm": 0,
+    "embedding_rowwise": 0, "vocab_parallel_rowwise": 0, "embedding_colwise": 1, "grouped_gemm": 0,
 }  # fmt: skip
 PACKED = {"packed_colwise": -2, "packed_rowwise": -1, "local_packed_rowwise": -1}
 WHOLE = (
     "replicate", "replicated_with_grad_allreduce", "sequence_parallel", "gather", "local", "all_reduce",
-    "ep_router", "moe_tp_experts", "mla_kv_a_proj",
+    "ep_router", "ep_dispatch_experts", "moe_tp_experts", "moe_identity_expert", "mla_kv_a_proj",
+    "megamoe_router", "megamoe_experts", "local_params",
 )  # fmt: skip
 STYLES = (*CUTS, *PACKED, *WHOLE)
 PARTS = 2  # tensors in a packed one: gate and up
@@ -40,8 +43,9 @@ def layouts_from_tp_plan(
 
     A tensor goes by the pattern that equals its name, or its module's name, with every number between
     dots written ``*``; one that none names is on every rank. Cuts are chunks, packed weights two halves that
-    are cut alike. Biases of row-wise layers are whole. Raises ``InvalidMapError`` where packed halves or
-    experts do not come out even, and where a plan cuts something and matches no tensor at all.
+    are cut alike. Biases of row-wise layers are whole. A tensor of one axis is never packed, as in
+    Transformers: column-wise it is cut like any other, row-wise it is whole. Raises ``InvalidMapError`` where
+    packed halves or experts do not come out even, and where a plan cuts something and matches no tensor.
 
     >>> plan = {"layers.*.mlp.up": "colwise", "layers.*.mlp.down": "rowwise"}
     >>> shapes = {"layers.0.mlp.up.weight": (6, 4), "layers.0.mlp.down.weight": (4, 6), "norm.weight": (4,)}
@@ -114,10 +118,12 @@ def _layout(name: str, pattern: str | None, style: str, shape: Shape, ranks: Any
 
 def _placement(kind: str, style: str, shape: Shape) -> Placement:
     """What a style makes of a tensor of a module: of its ``weight``, ``bias``, or whatever ``kind`` is."""
-    if style in WHOLE or (kind == "bias" and style in CUTS and CUTS[style] == -1):
+    axis = None if style in WHOLE else (CUTS | PACKED)[style]
+    vector = len(shape) == 1
+    if axis is None or (axis == -1 and (kind == "bias" or (vector and style in PACKED))):
         return Replicate()
-    axis = _axis(kind, (CUTS | PACKED)[style], shape)
-    if style not in PACKED:
+    axis = _axis(kind, axis, shape)
+    if style not in PACKED or vector:
         return Split(axis, rule="exact" if style == "grouped_gemm" else "chunk")
     if shape[axis] % PARTS:
         raise InvalidMapError(f"axis {axis} of shape {shape} is no {PARTS} equal parts: {shape[axis]} is odd")
