@@ -155,8 +155,19 @@ def test_a_partial_load_leaves_what_is_not_there(saved):
 
 def test_an_element_that_nobody_holds_is_not_saved_as_zero(tmp_path):
     m = layout((4, 2), sa.Experts([[0], [2, 3]]))
-    with pytest.raises(InvalidMapError, match="no source rank holds element 2"):
-        raise refusal(lambda: save(tmp_path, {"w": blank(m)}))
+    words = (
+        r"'layer.w': a checkpoint holds whole tensors, but element 2 \(index \(1, 0\)\) .* is held by nobody"
+    )
+    with pytest.raises(InvalidMapError, match=words):
+        raise refusal(lambda: save(tmp_path, {"layer": {"w": blank(m)}}))
+
+
+def test_a_shard_that_nobody_passes_is_no_hole(tmp_path):
+    m = LAYOUTS["segments"]
+    some = sharded(m, {r: x for r, x in extract(m, full()).items() if r != 1})
+    with pytest.raises(InvalidMapError, match=r"'w': no process passes the shards of ranks \[1\]"):
+        raise refusal(lambda: save(tmp_path, {"w": some}))
+    assert not list(tmp_path.glob("*.distcp"))
 
 
 def test_moments_over_a_scale_are_refused(saved, tmp_path):

@@ -12,7 +12,7 @@ import dataclasses
 import difflib
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -47,7 +47,7 @@ from ..maps import AffineMap, Piece, Sharded
 from ..maps._meet import chain_boxes
 from ..maps._relation import CODOMAIN, DOMAIN, side_blocks
 from ..maps._space import Shape, row_major
-from ..ops import check_layout, layout, plan, sharded
+from ..ops import check_layout, is_surjective, layout, plan, sharded
 from ..ops._blocks import scaled
 from ..placements import Replicate
 
@@ -91,6 +91,11 @@ def chunks_to_save(m: AffineMap) -> Iterator[Chunk]:
     [((0,), 0), ((2,), 1)]
     """
     _require_one(m)
+    lost = is_surjective(m)
+    if not lost:
+        raise InvalidMapError(
+            f"a checkpoint holds whole tensors, but {lost.reason}; save it in a layout that holds all"
+        )
     whole = layout(m.logical_shape, Replicate(), ranks=1)
     file = 1 + max(m.ranks, default=0)  # as a process of its own: no holder is nearer to it
     copies = plan(m, whole, select="balanced", target_ranks=[file]).map
@@ -159,13 +164,15 @@ class SavePlanner(DefaultSavePlanner):
     """Saves entries with a layout as boxes of the unsharded tensor, all others as torch does.
 
     Every element is written once, by one of its holders; values are written unscaled. ``moments`` names the
-    entries that are optimizer moments: those are refused over a scale.
+    entries that are optimizer moments: those are refused over a scale. Raises ``InvalidMapError`` where
+    nobody holds an element, or where a process does not pass the shards of its ranks.
     """
 
     def __init__(self, *, moments: Iterable[str] = ()) -> None:
         super().__init__()
         self.moments = frozenset(moments)
         self.blocks: dict[tuple[str, Shape], tuple[Sharded, Chunk]] = {}
+        self.chunks: dict[str, tuple[Chunk, ...]] = {}
 
     def create_local_plan(self) -> SavePlan:
         state, ours = self.state_dict, _entries(self.state_dict, self.moments)
@@ -176,9 +183,14 @@ class SavePlanner(DefaultSavePlanner):
         self.plan = dataclasses.replace(others, items=[*others.items, *items])
         return self.plan
 
+    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        _require_shards(self.chunks, all_plans)
+        return super().create_global_plan(all_plans)
+
     def _items(self, name: str, entry: Sharded) -> Iterator[WriteItem]:
         """What this process writes of one entry."""
-        for chunk in chunks_to_save(entry.layout):
+        self.chunks[name] = _named_chunks(name, entry.layout)
+        for chunk in self.chunks[name]:
             if chunk.rank in entry.shards:
                 self.blocks[name, chunk.offsets] = entry, chunk
                 properties = TensorProperties.create_from_tensor(entry.shards[chunk.rank])
@@ -192,6 +204,25 @@ class SavePlanner(DefaultSavePlanner):
             return super().lookup_object(index)
         entry, chunk = found
         return scaled(_view(entry, chunk), chunk.scale.denominator, chunk.scale.numerator)
+
+
+def _named_chunks(name: str, m: AffineMap) -> tuple[Chunk, ...]:
+    try:
+        return tuple(chunks_to_save(m))
+    except InvalidMapError as error:
+        raise InvalidMapError(f"{name!r}: {error}") from error
+
+
+def _require_shards(wanted: Mapping[str, Iterable[Chunk]], plans: list[SavePlan]) -> None:
+    """Raise for a block that no process has planned to write: torch would leave a hole there."""
+    planned = {(i.index.fqn, tuple(i.index.offset or ())) for p in plans for i in p.items}
+    for name, chunks in wanted.items():
+        lost = sorted({c.rank for c in chunks if (name, c.offsets) not in planned})
+        if lost:
+            raise InvalidMapError(
+                f"{name!r}: no process passes the shards of ranks {lost[:8]}, which would leave a hole in the"
+                " checkpoint; each process passes those of its ranks, one process alone all of them"
+            )
 
 
 class LoadPlanner(DefaultLoadPlanner):
