@@ -201,6 +201,7 @@ def test_what_nobody_holds_is_counted():
     assert "; nobody holds 24 elements" in show(PICTURED["panels"]).svg  # one expert of 4 x 6
     assert "; nobody holds 384 elements" in show(PICTURED["nothing"]).svg
     assert "nobody" not in show(PICTURED["padded"]).svg
+    assert "; nobody holds 1 element" in show(sa.subtract(PICTURED["scalar"], PICTURED["scalar"])).svg
 
 
 def test_a_long_reason_is_told_to_its_end():

@@ -19,6 +19,7 @@ from ._transport import Parcel
 
 Tensors: TypeAlias = tuple[torch.Tensor, ...]
 Finish: TypeAlias = Callable[[], Tensors]
+Gradients: TypeAlias = Callable[[Sequence[torch.Tensor]], list[torch.Tensor | None]]
 
 
 @dataclass(frozen=True)
@@ -33,18 +34,10 @@ class Spread:
     kind: str
 
     def start(self, xs: Sequence[torch.Tensor]) -> Finish:
-        legs = [_Outward(self.buffer, t, part) for t, part in _by_rank(self, xs)]
-        wait = self.buffer.transport.exchange([leg.send for leg in legs], [leg.receive for leg in legs])
+        return _begun(self.buffer, [_Outward(self.buffer, t, part) for t, part in _by_rank(self, xs)])
 
-        def finish() -> Tensors:
-            wait()
-            return tuple(out for leg in legs for out in leg.land())
-
-        return finish
-
-    def adjoint(
-        self, xs: Sequence[torch.Tensor]
-    ) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor | None]]:
+    def adjoint(self, xs: Sequence[torch.Tensor]) -> Gradients:
+        """From gradients of the results to those of ``xs``, None for what has none."""
         dtypes = [x.dtype for x in xs]
         kept = [i for i, d in enumerate(dtypes) if _differentiable(d)]
         back = Collect(self.buffer, self.plan, self.kind, tuple(dtypes[i] for i in kept))
@@ -75,22 +68,15 @@ class Collect:
     based: bool = False
 
     def start(self, xs: Sequence[torch.Tensor]) -> Finish:
-        ranks, legs = len(self.buffer.ranks), []
-        each = len(self.dtypes) // ranks
+        legs = []
+        each = len(self.dtypes) // len(self.buffer.ranks)
         for i, (t, part) in enumerate(_by_rank(self, xs)):
             bases = part[each:] if self.based else [None] * each
             legs.append(_Homeward(self, t, part[:each], bases, self.dtypes[i * each : (i + 1) * each]))
-        wait = self.buffer.transport.exchange([leg.send for leg in legs], [leg.receive for leg in legs])
+        return _begun(self.buffer, legs)
 
-        def finish() -> Tensors:
-            wait()
-            return tuple(out for leg in legs for out in leg.land())
-
-        return finish
-
-    def adjoint(
-        self, xs: Sequence[torch.Tensor]
-    ) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor | None]]:
+    def adjoint(self, xs: Sequence[torch.Tensor]) -> Gradients:
+        """From gradients of the results to those of ``xs``."""
         dtypes = [x.dtype for x in xs]
         each = len(self.dtypes) // len(self.buffer.ranks)
         back = Spread(self.buffer, self.plan, self.kind)
@@ -137,6 +123,17 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         return (None, None, *ctx.adjoint(grads))
+
+
+def _begun(buffer: Buffer, legs: Sequence[_Outward] | Sequence[_Homeward]) -> Finish:
+    """The exchange of all legs, under way; the result waits for it and lands them."""
+    wait = buffer.transport.exchange([leg.send for leg in legs], [leg.receive for leg in legs])
+
+    def finish() -> Tensors:
+        wait()
+        return tuple(out for leg in legs for out in leg.land())
+
+    return finish
 
 
 class _Outward:

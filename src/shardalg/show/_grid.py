@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from functools import reduce
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -75,8 +76,8 @@ class Grid(NamedTuple):
         """Elements in cells that nobody holds; mixed cells are not counted."""
         if () not in self.classes:
             return 0
-        cells = np.nonzero(self.held == self.classes.index(()))
-        return int(math.prod(np.diff(c.edges)[at] for c, at in zip(self.cuts, cells)).sum())
+        sizes = reduce(np.multiply.outer, (np.diff(c.edges) for c in self.cuts), np.ones((), np.int64))
+        return int(sizes[self.held == self.classes.index(())].sum())
 
 
 def rank_groups(ranks: Sequence[int], most: int) -> tuple[tuple[int, ...], ...]:
