@@ -209,12 +209,12 @@ def test_donated_sources_of_a_failed_run_are_said_to_be_gone(world):
 # --- many random faults -------------------------------------------------------------------
 
 
-def endure(ctx, seed, victim, at):
-    """Random plans until the victim ends itself; what the others saw last."""
+def endure(ctx, seed, victim, at, plans):
+    """Random plans until the victim ends itself; how many were done, and what was said last."""
     draw = random.Random(seed)
     done = 0
     try:
-        for step in range(6):
+        for step in range(plans):
             source, target = random_layouts(draw, len(ctx.peers))
             x = full(source)
             bound = sa.bind(ctx, sa.schedule(sa.plan(source, target), max_bytes=draw.choice([None, 64])))
@@ -233,14 +233,14 @@ def endure(ctx, seed, victim, at):
     return done, ""
 
 
-def stress(seed):
-    """One team, one victim (or none), random plans."""
+def stress(seed, plans):
+    """One team, one victim (or none), random plans; how many were done, and whether somebody was hurt."""
     draw = random.Random(seed)
-    victim, at = draw.choice([None, 0, 1, 2]), draw.randrange(60)
+    victim, at = draw.choice([None, 0, 1, 2]), draw.randrange(10 * plans)
     team = Team(SIZE)
     try:
         results, errors = team.run(
-            endure, seed, victim, at, timeout=10, strategy=draw.choice(["fused", "shared"])
+            endure, seed, victim, at, plans, timeout=10, strategy=draw.choice(["fused", "shared"])
         )
     finally:
         team.close()
@@ -251,18 +251,18 @@ def stress(seed):
             continue
         assert errors[rank] is None, errors[rank]
         done, text = results[rank]
-        assert (done == 6 and not text) or (hurt and f"rank {victim}" in text), results
-    return hurt
+        assert (done == plans and not text) or (hurt and f"rank {victim}" in text), results
+    return max(done for done, _ in filter(None, results)), hurt
 
 
 def test_random_plans_and_kills():
-    assert {stress(seed) for seed in range(2)} <= {True, False}
+    assert all(stress(seed, 6)[0] for seed in range(2))
 
 
 @pytest.mark.stress
 def test_many_random_plans_and_kills():
-    hurt = [stress(seed) for seed in range(100, 160)]
-    assert any(hurt) and not all(hurt)
+    done, hurt = zip(*(stress(seed, 60) for seed in range(100, 160)))
+    assert sum(done) > 1500 and any(hurt) and not all(hurt)
 
 
 def test_the_workers_leave_nothing(fresh):
