@@ -44,12 +44,19 @@ class Limits:
             )
 
 
+def require_limits(limits: object) -> None:
+    """Raise for what is no ``Limits``, with the way to one."""
+    if not isinstance(limits, Limits):
+        raise InvalidMapError(f"limits must be Limits(...), got {limits!r}; as in limits=Limits(copies=1000)")
+
+
 class Budget:
     """Counts solver steps against ``Limits.steps``; one per call of an operator."""
 
     __slots__ = ("bound", "left")
 
     def __init__(self, limits: Limits) -> None:
+        require_limits(limits)
         self.bound = self.left = limits.steps
 
     def spend(self, steps: int = 1) -> None:

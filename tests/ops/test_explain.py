@@ -60,4 +60,4 @@ def test_other_spaces_are_the_difference():
     found = explain(sends({}, 4), sends({}, 5))
     assert not found
     assert found.slot is None
-    assert "the first domain has shape (4,) and the second has shape (5,)" in str(found)
+    assert "the domain of the first map has shape (4,) and that of the second has shape (5,)" in str(found)

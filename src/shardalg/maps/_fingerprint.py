@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ._map import AffineMap
+from ._map import AffineMap, require_map
 from ._space import IntArray, Space
 
 PRIME = 2**127 - 1
@@ -33,6 +33,7 @@ def fingerprint(m: AffineMap) -> str:
     >>> fingerprint(halves) == fingerprint(layout((8,), Split(0, sizes=(3, 5)), ranks=2))
     False
     """
+    require_map(m, "fingerprint: m")
     spaces = json.dumps([m.domain.to_dict(), m.codomain.to_dict()], sort_keys=True)
     forms = _forms(m)
     values = [_value(m, forms, number) for number in (0, 1)]

@@ -48,7 +48,10 @@ class AffineMap:
         Raises ``InvalidMapError`` for a piece whose box is missing or that reaches outside it.
         Empty pieces are dropped and not bounds-checked, but their boxes must exist.
         """
-        columns = columns_of(domain, codomain, list(pieces))
+        for word, space in (("domain", domain), ("codomain", codomain)):
+            if not isinstance(space, Space):
+                raise InvalidMapError(f"the {word} of a map must be a Space, got {space!r}")
+        columns = columns_of(domain, codomain, _pieces(pieces))
         check_bounds(domain, codomain, columns)
         table = build(columns)
         single_valued = not collides(table, DOMAIN, limits)
@@ -206,6 +209,16 @@ class Pieces(Sequence[Piece]):
             Side(int(c.cod_offset[k]), cs, b.rank, b.name),
             Fraction(int(c.numerator[k]), int(c.denominator[k])),
         )
+
+
+def _pieces(pieces: Iterable[Piece]) -> list[Piece]:
+    if not isinstance(pieces, Iterable):
+        raise InvalidMapError(f"a map is made of pieces, got {pieces!r}")
+    its = list(pieces)
+    for p in its:
+        if not isinstance(p, Piece):
+            raise InvalidMapError(f"a map is made of pieces, got {p!r}")
+    return its
 
 
 def columns_of(domain: Space, codomain: Space, pieces: Sequence[Piece]) -> Columns:

@@ -74,6 +74,8 @@ class Piece:
         object.__setattr__(self, "shape", as_shape(self.shape, "the shape of a piece"))
         object.__setattr__(self, "scale", as_scale(self.scale))
         for word, side in (("domain", self.domain), ("codomain", self.codomain)):
+            if not isinstance(side, Side):
+                raise InvalidMapError(f"the {word} of a piece must be a Side, got {side!r}")
             if len(side.strides) != len(self.shape):
                 raise InvalidMapError(
                     f"a piece of shape {self.shape} has {len(side.strides)} {word} strides {side.strides}"

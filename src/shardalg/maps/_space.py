@@ -33,13 +33,34 @@ def as_int(value: Any, what: str) -> int:
         raise InvalidMapError(f"{what} must be an integer, got {value!r}") from None
 
 
+def listed(items: Any, what: str) -> list[Any]:
+    """The items of a sequence in its order; what has none, or no order, is refused."""
+    if isinstance(items, (tuple, list)):
+        return list(items)
+    unordered = isinstance(items, (str, bytes, set, frozenset, Mapping))
+    if unordered or not isinstance(items, Iterable) or getattr(items, "ndim", 1) == 0:
+        raise InvalidMapError(f"{what} must be a sequence, got {items!r}")
+    return list(items)
+
+
+def by_position(items: Any, what: str) -> dict[Any, Any]:
+    """A mapping as it is, or a sequence as one from its positions."""
+    return dict(items) if isinstance(items, Mapping) else dict(enumerate(listed(items, what)))
+
+
+def by_key(items: Any, what: str) -> dict[Any, Any]:
+    """A mapping, nothing else."""
+    if not isinstance(items, Mapping):
+        raise InvalidMapError(f"{what} must be a mapping, got {items!r}")
+    return dict(items)
+
+
 def as_shape(shape: Any, what: str = "shape") -> Shape:
     """A checked tuple of extents; an int means one axis."""
     if isinstance(shape, (int, np.integer)) and not isinstance(shape, bool):
         shape = (shape,)
-    if isinstance(shape, (str, bytes)) or not isinstance(shape, Iterable):
-        raise InvalidMapError(f"{what} must be a sequence of integers, got {shape!r}")
-    extents = tuple(as_int(n, f"each extent of {what}") for n in shape)
+    word = f"each extent of {what}"
+    extents = tuple(as_int(n, word) for n in listed(shape, what))
     if any(n < 0 for n in extents):
         raise InvalidMapError(f"{what} {extents} has a negative extent")
     if math.prod(max(n, 1) for n in extents) > BOUND:
@@ -120,7 +141,11 @@ class Space:
     boxes: tuple[Box, ...]
 
     def __post_init__(self) -> None:
-        boxes = tuple(sorted(self.boxes, key=_order))
+        given = listed(self.boxes, "the boxes of a space")
+        for b in given:
+            if not isinstance(b, Box):
+                raise InvalidMapError(f"a space is made of boxes, got {b!r}: see Space.shards, Space.logical")
+        boxes = tuple(sorted(given, key=_order))
         object.__setattr__(self, "boxes", boxes)
         for a, b in zip(boxes, boxes[1:]):
             if a.key == b.key:
@@ -132,9 +157,8 @@ class Space:
     def shards(cls, shapes: Mapping[int, Any] | Sequence[Any]) -> Space:
         """One box per rank (``{rank: shape}``, or a sequence of shapes), or named boxes
         per rank (``{rank: {name: shape}}``)."""
-        items = shapes.items() if isinstance(shapes, Mapping) else enumerate(shapes)
         boxes = []
-        for rank, shape in items:
+        for rank, shape in by_position(shapes, "the shapes of shards").items():
             if rank is None:
                 raise InvalidMapError("a shard needs a rank, got None; use Space.logical")
             named = shape if isinstance(shape, Mapping) else {"": shape}

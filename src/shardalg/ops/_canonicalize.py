@@ -9,7 +9,7 @@ import numpy as np
 
 from .._limits import Budget, Limits
 from ..maps import AffineMap
-from ..maps._map import known, remember
+from ..maps._map import known, remember, require_map
 from ..maps._table import HEAD, PieceTable, concatenate
 from ._chains import Relation, refined, relation
 from ._folding import Axis, Family, Point, families_of, families_table, fold, fold_points, grouped, simplified
@@ -41,6 +41,7 @@ def canonicalize(m: AffineMap, *, homogeneous: bool = False, limits: Limits = Li
     >>> len(canonicalize(columns))
     2
     """
+    require_map(m, "canonicalize: m")
     budget = Budget(limits)
     table = _canonical(m.table, limits, budget)
     if homogeneous:

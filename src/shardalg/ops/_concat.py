@@ -11,8 +11,8 @@ import numpy as np
 from .._errors import InvalidMapError
 from .._limits import Limits
 from ..maps import AffineMap, Box, Piece, Space
-from ..maps._map import known, remember
-from ..maps._space import IntArray, Key, Shape, as_int, describe_key, row_major
+from ..maps._map import known, remember, require_map
+from ..maps._space import IntArray, Key, Shape, as_int, describe_key, listed, row_major
 from ..maps._table import PieceTable, concatenate
 from ._folding import simplified
 from ._sides import bijection, moved, side_of
@@ -36,10 +36,12 @@ def concat(maps: Sequence[AffineMap], axis: int | tuple[int, int], *, limits: Li
     >>> equivalent(concat([q, kv], 0), fused)
     True
     """
-    maps = list(maps)
+    maps = listed(maps, "the maps of concat")
     if not maps:
         raise InvalidMapError("concat needs at least one map")
-    axes = axis if isinstance(axis, tuple) else (axis, axis)
+    for m in maps:
+        require_map(m, "each map of concat")
+    axes = axis if isinstance(axis, tuple) and len(axis) == 2 else (axis, axis)
     here, there = (as_int(k, "an axis") for k in axes)
     dom, dom_starts = _appended([m.domain for m in maps], here)
     cod, cod_starts = _appended([m.codomain for m in maps], there)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .._limits import Limits
 from ..maps import AffineMap
+from ..maps._map import require_map
 from ..maps._relation import CODOMAIN
 from ._compose import compose, require_same_space
 from ._equivalent import equivalent
@@ -28,6 +29,8 @@ def divide(m: AffineMap, outer: AffineMap, *, limits: Limits = Limits()) -> Affi
     >>> divide(m, layout((8,), Split(0, sizes=(4, 4)), ranks=2)) == divide(m, outer)
     True
     """
+    require_map(m, "divide: m")
+    require_map(outer, "divide: outer")
     require_same_space(m.codomain, outer.codomain, "divide", "the codomain of m", "the codomain of outer")
     back = invert(outer)
     largest = compose(back, m, limits=limits)

@@ -8,6 +8,7 @@ from .._errors import InvalidMapError
 from .._limits import Limits
 from .._struct import struct
 from ..maps import AffineMap
+from ..maps._map import require_map
 from ..maps._relation import DOMAIN
 from ..maps._space import Key
 from ._compose import require_same_space
@@ -44,19 +45,28 @@ class Difference:
         return f"{counts}; {self.reason}"
 
 
-def explain(a: AffineMap, b: AffineMap, *, limits: Limits = Limits()) -> Difference:
+def explain(
+    a: AffineMap,
+    b: AffineMap,
+    *,
+    names: tuple[str, str] = ("the first map", "the second"),
+    limits: Limits = Limits(),
+) -> Difference:
     """How ``b`` differs from ``a``: the first slot that differs, and counts.
 
     True exactly where ``equivalent(a, b)``. ``same + moved + missing`` is the size of ``a``.
+    ``names`` are what the two are called in the words.
 
     >>> from shardalg import Cyclic, Split, layout
     >>> print(explain(layout((6,), Split(0), ranks=3), layout((6,), Cyclic(0, 1), ranks=3)))
     2 same, 4 moved, 0 missing, 0 extra;
     slot 1 of rank 0 holds element 1 in the first map and element 3 in the second
     """
+    require_map(a, "the first of explain")
+    require_map(b, "the second of explain")
     try:
-        require_same_space(a.domain, b.domain, "a comparison", "the first domain", "the second")
-        require_same_space(a.codomain, b.codomain, "a comparison", "the first codomain", "the second")
+        for word, x, y in (("domain", a.domain, b.domain), ("codomain", a.codomain, b.codomain)):
+            require_same_space(x, y, "a comparison", f"the {word} of {names[0]}", f"that of {names[1]}")
     except InvalidMapError as error:
         return Difference(reason=str(error))
     same = intersect(a, b, limits=limits)
@@ -67,8 +77,8 @@ def explain(a: AffineMap, b: AffineMap, *, limits: Limits = Limits()) -> Differe
     new = found.size - restrict(found, domain(a, limits=limits), limits=limits).size
     box, address = _first(lost, found)
     reason = (
-        f"slot {say_slot(a.domain, box, address)} holds {_held(a, box, address)} in the first map"
-        f" and {_held(b, box, address)} in the second"
+        f"slot {say_slot(a.domain, box, address)} holds {_held(a, box, address)} in {names[0]}"
+        f" and {_held(b, box, address)} in {names[1]}"
     )
     slot = (a.domain.boxes[box].key, address)
     return Difference(same.size, moved.size, lost.size - moved.size, new, slot, reason)

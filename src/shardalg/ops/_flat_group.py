@@ -9,7 +9,7 @@ from typing import Any
 from .._errors import InvalidMapError
 from ..maps import AffineMap, Piece, Side, Space
 from ..maps._map import remember
-from ..maps._space import as_int, as_shape
+from ..maps._space import as_int, as_shape, by_key
 from ._layout import rank_ids
 
 
@@ -26,6 +26,7 @@ def flat_group(shapes: Mapping[str, Any], ranks: Any, align: int = 1) -> AffineM
     labels, align = rank_ids(ranks), as_int(align, "align")
     if align < 1:
         raise InvalidMapError(f"align must be at least 1, got {align}")
+    shapes = by_key(shapes, "the shapes of a flat group")
     logical = Space.logical({name: as_shape(s) for name, s in shapes.items()})
     whole = math.lcm(align, len(labels))
     each = -(-logical.size // whole) * whole // len(labels)

@@ -9,6 +9,7 @@ import numpy as np
 from .._errors import InvalidMapError
 from .._limits import Budget, Limits
 from ..maps import AffineMap
+from ..maps._map import require_map
 from ..maps._meet import Met, meet
 from ..maps._relation import (
     CODOMAIN,
@@ -21,7 +22,7 @@ from ..maps._relation import (
     minus,
     side_blocks,
 )
-from ..maps._space import IntArray, describe_key
+from ..maps._space import IntArray, as_int, describe_key
 from ..maps._table import Columns, PieceTable, build, concatenate, empty_table
 from ._folding import simplified
 
@@ -53,6 +54,7 @@ def holders(
     >>> holders(layout((6,), Experts([[0, 3], [3, 1, 5], [], [2, 4]])), 3)
     (0, 1)
     """
+    require_map(layout, "the layout of holders")
     if element is not None:
         return _holders_of(layout, element, name)
     return held_regions(layout)
@@ -77,7 +79,7 @@ def held_regions(layout: AffineMap) -> tuple[tuple[tuple[int, ...], AffineMap], 
 def _holders_of(layout: AffineMap, element: int, name: str) -> tuple[int, ...]:
     box = layout.codomain.index(None, name)
     size = layout.codomain.boxes[box].size
-    if not 0 <= element < size:
+    if not 0 <= as_int(element, "an element") < size:
         raise InvalidMapError(f"element {element} is outside {describe_key((None, name))}, 0..{size - 1}")
     one = np.ones(1, np.int64)
     flat = np.zeros((0, 1), np.int64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..maps import AffineMap
-from ..maps._map import known, remember
+from ..maps._map import known, remember, require_map
 from ..maps._table import Columns, build
 
 
@@ -20,6 +20,7 @@ def invert(m: AffineMap) -> AffineMap:
     >>> invert(m).pieces[0]
     Piece((2,), Side(1, (2,)), Side(0, (1,), rank=0))
     """
+    require_map(m, "invert: m")
     c = m.table.columns
     sign = np.sign(c.numerator)
     swapped = Columns(

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._errors import InvalidMapError
-from .._limits import Limits
+from .._limits import Limits, require_limits
 from ..maps import AffineMap, Piece, Side, Space
 from ..maps._map import from_columns, full, known, remember
-from ..maps._space import IntArray, Shape, as_int, as_shape, row_major
+from ..maps._space import IntArray, Shape, as_int, as_shape, listed, row_major
 from ..maps._table import Columns
 from ..placements import (
     BlockGather,
@@ -34,6 +34,7 @@ from ._questions import is_single_valued
 from ._relabel import relabel
 from ._simplify import simplify
 
+MOST_RANKS = 1 << 23  # of one layout: as many as the pieces that Limits allows
 Ranks = Any  # a count, a sequence of rank ids, or an array of the mesh's shape
 
 
@@ -64,6 +65,7 @@ def layout(
         return _on_mesh(shape, placement, ranks, mesh, order, limits)
     check_placement(placement)
     assert isinstance(placement, Placement)
+    require_limits(limits)
     if mesh is not None:
         raise InvalidMapError("a mesh needs one placement per axis: pass a list of placements")
     labels = _labels(placement, ranks)
@@ -100,8 +102,8 @@ def rank_ids(ranks: Ranks) -> tuple[int, ...]:
 
 def _count(ranks: Any) -> int:
     count = as_int(ranks, "the number of ranks")
-    if count < 1:
-        raise InvalidMapError(f"the number of ranks must be at least 1, got {count}")
+    if not 1 <= count <= MOST_RANKS:
+        raise InvalidMapError(f"the number of ranks must be at least 1 and at most {MOST_RANKS}, got {count}")
     return count
 
 
@@ -130,11 +132,11 @@ def _on_mesh(
     order: Sequence[str | int] | None,
     limits: Limits,
 ) -> AffineMap:
+    for p in placements:
+        check_placement(p)
     names, sizes = _mesh(placements, ranks, mesh)
     grid = _grid(sizes, ranks)
     cut_first = _order(names, order)
-    for p in placements:
-        check_placement(p)
     # Nest in cutting order with ranks in that order, then rename.
     whole = remember(_whole(shape), single_valued=True, injective=True)
     current = whole
@@ -172,7 +174,7 @@ def _mesh(
     elif isinstance(mesh, Mapping):
         names, sizes = list(mesh), [_count(n) for n in mesh.values()]
     elif mesh is not None:
-        sizes = [_count(n) for n in mesh]
+        sizes = [_count(n) for n in listed(mesh, "mesh")]
         names = list(range(len(sizes)))
     else:
         raise InvalidMapError(
@@ -184,7 +186,7 @@ def _mesh(
 
 
 def _grid(sizes: list[int], ranks: Ranks) -> Any:
-    total = math.prod(sizes)
+    total = _count(math.prod(sizes))
     if ranks is None:
         return np.arange(total).reshape(sizes)
     ids = list(range(_count(ranks))) if np.ndim(ranks) == 0 else _ids(ranks)
@@ -201,10 +203,11 @@ def _grid(sizes: list[int], ranks: Ranks) -> Any:
 def _order(names: list[str | int], order: Sequence[str | int] | None) -> list[int]:
     if order is None:
         return list(range(len(names)))
-    found = [names.index(axis) if axis in names else axis for axis in order]
+    axes = listed(order, "order")
+    found = [names.index(axis) if axis in names else axis for axis in axes]
     if sorted(map(str, found)) != sorted(map(str, range(len(names)))):
         raise InvalidMapError(
-            f"order={tuple(order)} must list each mesh axis of {names} once, by name or by position"
+            f"order={tuple(axes)} must list each mesh axis of {names} once, by name or by position"
         )
     return [int(k) for k in found]
 
@@ -460,6 +463,8 @@ def _segments(placement: Segments, shape: Shape, labels: tuple[int, ...], limits
             f"segments {[size for size, _ in placement.parts]} add up to {total},"
             f" but axis {axis} of shape {shape} has {shape[axis]}"
         )
+    if not placement.parts:
+        return along_axis(shape, axis, labels, [0] * len(labels), [[]] * len(labels))
     known = {part: _segment(part, shape, axis, labels, limits) for part in dict.fromkeys(placement.parts)}
     return concat([known[part] for part in placement.parts], axis, limits=limits)
 

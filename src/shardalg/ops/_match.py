@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .._limits import Limits
 from ..maps import AffineMap
+from ..maps._map import require_map
 from ._compose import compose, require_same_space
 from ._invert import invert
 
@@ -19,5 +20,7 @@ def match(source: AffineMap, target: AffineMap, *, limits: Limits = Limits()) ->
     >>> match(layout((4,), Split(0), ranks=2), layout((4,), Replicate(), ranks=3)).size
     12
     """
+    require_map(source, "match: source")
+    require_map(target, "match: target")
     require_same_space(source.codomain, target.codomain, "match", "the source tensor", "the target tensor")
     return compose(invert(target), source, limits=limits)

@@ -9,8 +9,8 @@ import numpy as np
 from .._errors import InvalidMapError
 from .._limits import Limits
 from ..maps import AffineMap, Box, Space
-from ..maps._map import known, rebox, remember
-from ..maps._space import describe_key
+from ..maps._map import known, rebox, remember, require_map
+from ..maps._space import by_key, by_position, describe_key
 from ..maps._table import build, concatenate
 from ._compose import compose
 
@@ -34,11 +34,15 @@ def nest(
     >>> four == layout((8,), Split(0), ranks=4)
     True
     """
-    inner = dict(inner_by_rank.items() if isinstance(inner_by_rank, Mapping) else enumerate(inner_by_rank))
+    require_map(outer, "nest: outer")
+    inner = by_position(inner_by_rank, "the inner maps of nest")
     missing = [r for r in outer.ranks if r not in inner]
     if missing:
         raise InvalidMapError(f"nest has no inner map for ranks {missing[:8]} of the outer map")
     inner = {r: inner[r] for r in outer.ranks}
+    for r, m in inner.items():
+        require_map(m, f"nest: the inner map of rank {r}")
+    ranks = None if ranks is None else by_key(ranks, "nest: ranks")
     width = 1 + max((i for m in inner.values() for i in m.ranks), default=0)
     label = {
         (r, i): r * width + i if ranks is None else _label(ranks, r, i)

@@ -8,7 +8,7 @@ import numpy as np
 
 from .._errors import InvalidMapError
 from ..maps import AffineMap, Space
-from ..maps._map import known, rebox, remember
+from ..maps._map import known, rebox, remember, require_map
 from ..maps._space import as_int
 from ..maps._table import build
 
@@ -23,6 +23,7 @@ def part(m: AffineMap, ranks: int | Iterable[int]) -> AffineMap:
     >>> part(layout((8,), Split(0), ranks=4), 2).domain
     Space.shards({2: (2,)})
     """
+    require_map(m, "part: m")
     wanted = {as_int(r, "a rank") for r in (ranks if isinstance(ranks, Iterable) else (ranks,))}
     missing = sorted(wanted - set(m.ranks))
     if missing:

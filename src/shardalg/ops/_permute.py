@@ -7,7 +7,8 @@ from typing import Any
 from .._errors import InvalidMapError
 from .._limits import Limits
 from ..maps import AffineMap, Box, Piece, Space
-from ..maps._space import Shape, as_int, describe_key, row_major
+from ..maps._map import require_map
+from ..maps._space import Shape, as_int, describe_key, listed, row_major
 from ._sides import bijection, boxes_as, by_box, moved, side_of
 
 
@@ -25,6 +26,7 @@ def permute(
     >>> equivalent(permute(rows, domain=(1, 0), codomain=(1, 0)), layout((4, 4), Split(1), ranks=2))
     True
     """
+    require_map(m, "permute: m")
     return moved(m, _permutation(m.domain, domain), _permutation(m.codomain, codomain), limits)
 
 
@@ -40,7 +42,7 @@ def _permutation(space: Space, given: Any) -> AffineMap | None:
 def _order(box: Box, axes: Any) -> Shape:
     if axes is None:
         return tuple(range(len(box.shape)))
-    order = tuple(as_int(k, "an axis") for k in axes)
+    order = tuple(as_int(k, "an axis") for k in listed(axes, "axes"))
     if sorted(order) != list(range(len(box.shape))):
         raise InvalidMapError(
             f"axes {order} are no order of the {len(box.shape)} axes of {describe_key(box.key)}"

@@ -8,13 +8,13 @@ from typing import NamedTuple
 import numpy as np
 
 from .._errors import InvalidMapError, SelectionError, UnsupportedError
-from .._limits import Budget, Limits
+from .._limits import Budget, Limits, require_limits
 from ..maps import AffineMap
 from ..maps._composed import product_scale
 from ..maps._map import remember, require_map
 from ..maps._meet import Blocks, Met, meet
 from ..maps._relation import CODOMAIN, DOMAIN, collides, exact_sizes, side_blocks
-from ..maps._space import MOST_RANK, IntArray, as_int
+from ..maps._space import MOST_RANK, IntArray, as_int, by_position
 from ..maps._table import Columns, PieceTable, build, concatenate
 from ..plans import TransferPlan
 from ..plans._plan import RankMap
@@ -72,6 +72,7 @@ def plan(
             raise InvalidMapError(f"the {word} is no layout: {is_single_valued(m).reason}")
     if missing not in ("error", "leave"):
         raise InvalidMapError(f'missing= must be "error" or "leave", got {missing!r}')
+    require_limits(limits)
     selector = as_selector(select)
     of_source = rank_map(source, source_ranks, "source_ranks")
     of_target = rank_map(target, target_ranks, "target_ranks")
@@ -121,7 +122,7 @@ def rank_map(m: AffineMap, ranks: RanksLike, what: str) -> RankMap:
     """Pairs (rank of the layout, global rank), every rank of the layout covered once."""
     if ranks is None:
         return None
-    given = dict(ranks.items() if isinstance(ranks, Mapping) else enumerate(ranks))
+    given = by_position(ranks, what)
     missing = [r for r in m.ranks if r not in given]
     if missing:
         raise InvalidMapError(f"{what} says nothing about ranks {missing[:8]}; it covers {sorted(given)[:8]}")

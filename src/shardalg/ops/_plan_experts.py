@@ -9,7 +9,7 @@ from typing import Any
 from .._errors import InvalidMapError, UnsupportedError
 from .._limits import Limits
 from ..maps import AffineMap
-from ..maps._space import Shape, as_shape
+from ..maps._space import Shape, as_shape, by_key
 from ..placements import Experts
 from ..plans import TransferPlan
 from ._equivalent import equivalent
@@ -38,7 +38,8 @@ def expert_layouts(placement: Experts, shapes: Mapping[str, Any]) -> dict[str, A
 
 def expert_shapes(shapes: Mapping[str, Any]) -> dict[str, Shape]:
     """Checked shapes ``[E, ...]`` that agree on E."""
-    whole = {name: as_shape(shape, f"the shape of {name!r}") for name, shape in shapes.items()}
+    its = by_key(shapes, "the shapes of experts").items()
+    whole = {name: as_shape(shape, f"the shape of {name!r}") for name, shape in its}
     counts = {name: shape[0] if shape else None for name, shape in whole.items()}
     if not counts or None in counts.values() or len(set(counts.values())) > 1:
         raise InvalidMapError(f"expert tensors are [experts, ...] with one number of experts; got {whole}")
@@ -74,6 +75,9 @@ def plan_experts(
     >>> plans["w"].map.size, plans["w"].stats.elements_crossing
     (30, None)
     """
+    for word, its in (("source", source), ("target", target), ("packed", packed)):
+        if not isinstance(its, Experts) and (its is not None or word != "packed"):
+            raise InvalidMapError(f"plan_experts: {word} must be Experts(...), got {its!r}")
     _check_packed(source, packed)
     known = source_ranks is not None and target_ranks is not None
     selector = as_selector(select)
@@ -83,7 +87,7 @@ def plan_experts(
             " their own, so rank 0 of one need not be rank 0 of the other"
         )
     sources, targets = expert_layouts(source, shapes), expert_layouts(target, shapes)
-    _check_published(source, sources, published or {})
+    _check_published(source, sources, by_key(published or {}, "published"))
     plans = {
         name: plan(
             sources[name], targets[name], select=selector, limits=limits,

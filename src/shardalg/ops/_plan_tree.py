@@ -12,6 +12,7 @@ from .._errors import InvalidMapError
 from .._limits import Limits
 from ..maps import AffineMap, Box, Space
 from ..maps._map import known, rebox, remember
+from ..maps._space import by_key
 from ..maps._table import build, concatenate
 from ..plans import Entry, TransferPlan, TreePlan
 from ._compose import compose
@@ -54,7 +55,7 @@ def plan_tree(
     8
     """
     source, target = named_leaves(sources, "sources"), named_leaves(targets, "targets")
-    views, tied = dict(views or {}), dict(tied or {})
+    views, tied = by_key(views or {}, "views"), by_key(tied or {}, "tied")
     _check_names(source, target, views, tied)
     for alias, name in tied.items():
         _check_tied(target, alias, name)

@@ -12,12 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from .._errors import InvalidMapError
-from .._limits import Limits
+from .._limits import Limits, require_limits
 from .._torch import torch
 from ..maps import AffineMap, Space
 from ..maps._map import remember
 from ..maps._ratio import simplest_ratio
-from ..maps._space import IntArray, Shape, as_shape
+from ..maps._space import IntArray, Shape, as_int, as_shape
 from ..maps._table import concatenate
 from ._families import families_of
 from ._folding import families_table, simplified
@@ -63,10 +63,15 @@ def probe(
     """
     shape = as_shape(shape)
     labels = rank_ids(ranks)
-    if like not in MARKERS:
+    require_limits(limits)
+    if not callable(partition):
+        raise InvalidMapError(f"probe takes a function of (full, rank) or of (full), got {partition!r}")
+    if as_int(seed, "probe: seed") < 0:
+        raise InvalidMapError(f"probe: seed must be at least 0, got {seed}")
+    if like not in tuple(MARKERS):
         raise InvalidMapError(f'probe: like must be "torch" or "numpy", got {like!r}')
     for name in MARKERS[like] if dtype is None else (dtype,):
-        if name not in EXACT:
+        if name not in tuple(EXACT):
             raise InvalidMapError(f"probe: dtype must be one of {tuple(EXACT)}, got {name!r}")
     ask, low = asker(partition, shape, labels, like, dtype)
     learnt = _learn(ask, low, math.prod(shape))

@@ -7,7 +7,7 @@ import numpy as np
 from .._limits import Budget, Limits
 from ..maps import AffineMap, Box, Space
 from ..maps._composed import product_scale
-from ..maps._map import known, remember
+from ..maps._map import known, remember, require_map
 from ..maps._relation import disjoint
 from ..maps._space import IntArray
 from ..maps._table import Columns, build
@@ -29,6 +29,8 @@ def product(a: AffineMap, b: AffineMap, *, limits: Limits = Limits()) -> AffineM
     >>> equivalent(product(rows, columns), mesh)
     True
     """
+    require_map(a, "the first of product")
+    require_map(b, "the second of product")
     limits.hold("pieces", len(a) * len(b))
     dom, dom_box, dom_size = _paired(a.domain, b.domain)
     cod, cod_box, cod_size = _paired(a.codomain, b.codomain)

@@ -10,10 +10,10 @@ from .._errors import InvalidMapError
 from .._limits import Budget, Limits
 from .._struct import struct
 from ..maps import AffineMap, Space
-from ..maps._map import check_bounds
+from ..maps._map import check_bounds, require_map
 from ..maps._meet import Met, meet
 from ..maps._relation import CODOMAIN, DOMAIN, count_common, exact_sizes, side_blocks
-from ..maps._space import Shape, describe_key, row_major
+from ..maps._space import Shape, as_int, describe_key, row_major
 from ..maps._table import build
 from ._points import at_points
 from ._regions import padding, uncovered
@@ -40,21 +40,25 @@ YES = Answer(True)
 
 def is_single_valued(m: AffineMap) -> Answer:
     """Whether every slot has at most one element and one scale (every layout does)."""
+    require_map(m, "is_single_valued: m")
     return YES if m.single_valued else _collision(m, DOMAIN, "slot", "elements")
 
 
 def is_injective(m: AffineMap) -> Answer:
     """Whether every element sits in at most one slot, at one scale (no replicas)."""
+    require_map(m, "is_injective: m")
     return YES if m.injective else _collision(m, CODOMAIN, "element", "slots")
 
 
 def is_total(m: AffineMap) -> Answer:
     """Whether every slot of the domain is mapped (no padding)."""
+    require_map(m, "is_total: m")
     return _covers(m, DOMAIN, "slot", "is mapped nowhere")
 
 
 def is_surjective(m: AffineMap) -> Answer:
     """Whether every element of the codomain is reached (nothing uncovered)."""
+    require_map(m, "is_surjective: m")
     return _covers(m, CODOMAIN, "element", "is held by nobody")
 
 
@@ -63,9 +67,10 @@ def multiplicity(m: AffineMap, element: int, *, name: str = "", rank: int | None
 
     Over all elements these add up to the number of slots that are not padding.
     """
+    require_map(m, "multiplicity: m")
     at = m.codomain.index(rank, name)
     size = m.codomain.boxes[at].size
-    if not 0 <= element < size:
+    if not 0 <= as_int(element, "an element") < size:
         raise InvalidMapError(f"element {element} is outside {describe_key((rank, name))}, 0..{size - 1}")
     met = at_points(m, CODOMAIN, np.array([at]), np.array([element]))
     return sum(exact_sizes(met.shape))
@@ -74,6 +79,7 @@ def multiplicity(m: AffineMap, element: int, *, name: str = "", rank: int | None
 def check(m: AffineMap, *, limits: Limits = Limits()) -> AffineMap:
     """``m`` itself, after proving what its constructor promises: bounds, normal form, and that
     its pieces are disjoint and list each pair once. Raises ``InvalidMapError``."""
+    require_map(m, "check: m")
     check_bounds(m.domain, m.codomain, m.table.columns)
     if (m.table.rows[5] < 1).any() or (m.table.rows[4] == 0).any():
         raise InvalidMapError("a piece has a scale of 0 or a denominator below 1")

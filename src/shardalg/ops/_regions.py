@@ -10,7 +10,7 @@ import numpy as np
 from .._errors import InvalidMapError
 from .._limits import Budget, Limits
 from ..maps import AffineMap, Box, Space
-from ..maps._map import full, known, remember
+from ..maps._map import full, known, remember, require_map
 from ..maps._relation import disjoint, minus
 from ..maps._space import as_int, describe_key, row_major
 from ..maps._table import Columns, PieceTable, build
@@ -99,16 +99,19 @@ def restrict(m: AffineMap, where: RegionLike, *, limits: Limits = Limits()) -> A
     ``restrict(restrict(f, D), E)`` is the restriction to both; restriction to a region commutes
     with composition: ``restrict(compose(g, f), D) = compose(g, restrict(f, D))``.
     """
+    require_map(m, "restrict: m")
     return compose(m, region(m.domain, where), limits=limits)
 
 
 def corestrict(m: AffineMap, where: RegionLike, *, limits: Limits = Limits()) -> AffineMap:
     """``m`` where it arrives in a region: ``D @ m``."""
+    require_map(m, "corestrict: m")
     return compose(region(m.codomain, where), m, limits=limits)
 
 
 def domain(m: AffineMap, *, limits: Limits = Limits()) -> AffineMap:
     """The slots that ``m`` maps, as a region."""
+    require_map(m, "domain: m")
     c = m.table.columns
     sides = (c.dom_box, c.dom_offset, c.dom_strides)
     return _side_region(m.domain, sides, m, known(m, "single_valued"), limits)
@@ -116,6 +119,7 @@ def domain(m: AffineMap, *, limits: Limits = Limits()) -> AffineMap:
 
 def image(m: AffineMap, *, limits: Limits = Limits()) -> AffineMap:
     """The elements that ``m`` reaches, as a region."""
+    require_map(m, "image: m")
     c = m.table.columns
     sides = (c.cod_box, c.cod_offset, c.cod_strides)
     return _side_region(m.codomain, sides, m, known(m, "injective"), limits)
@@ -147,6 +151,7 @@ def complement(d: AffineMap, *, limits: Limits = Limits()) -> AffineMap:
 
     A region and its complement are disjoint and together everything.
     """
+    require_map(d, "the region of complement")
     _require_region(d, d.domain)
     everything = full(d.domain)
     return _identity(d.domain, minus(everything.table, d.table, limits, Budget(limits)))
@@ -164,4 +169,6 @@ def padding(layout: AffineMap, *, limits: Limits = Limits()) -> AffineMap:
 
 def identity(space: Space) -> AffineMap:
     """The map from a space to itself that moves nothing."""
+    if not isinstance(space, Space):
+        raise InvalidMapError(f"identity takes a Space, got {space!r}")
     return remember(full(space), single_valued=True, injective=True)

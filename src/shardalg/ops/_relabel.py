@@ -9,8 +9,8 @@ import numpy as np
 
 from .._errors import InvalidMapError
 from ..maps import AffineMap, Box, Space
-from ..maps._map import known, rebox, remember
-from ..maps._space import IntArray, Key, describe_key
+from ..maps._map import known, rebox, remember, require_map
+from ..maps._space import IntArray, Key, describe_key, listed
 from ..maps._table import build
 
 Keys: TypeAlias = "Mapping[Any, Any] | Sequence[int] | Callable[[Key], Key]"
@@ -27,6 +27,7 @@ def relabel(m: AffineMap, *, domain: Keys | None = None, codomain: Keys | None =
     >>> relabel(layout((4,), Split(0), ranks=2), domain={0: 5, 1: 3}).ranks
     (3, 5)
     """
+    require_map(m, "relabel: m")
     dom, dom_boxes = _relabelled(m.domain, domain)
     cod, cod_boxes = _relabelled(m.codomain, codomain)
     if dom is m.domain and cod is m.codomain:
@@ -38,6 +39,8 @@ def relabel(m: AffineMap, *, domain: Keys | None = None, codomain: Keys | None =
 def _relabelled(space: Space, keys: Keys | None) -> tuple[Space, IntArray | None]:
     if keys is None:
         return space, None
+    if not callable(keys) and not isinstance(keys, Mapping):
+        keys = listed(keys, "new ranks")
     boxes = [Box(b.shape, *_new_key(b.key, keys)) for b in space.boxes]
     renamed = Space(tuple(boxes))
     return renamed, np.array([renamed.index(*b.key) for b in boxes], np.int64)

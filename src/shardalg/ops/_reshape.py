@@ -7,6 +7,7 @@ from typing import Any
 
 from .._errors import InvalidMapError
 from ..maps import AffineMap, Box, Space
+from ..maps._map import require_map
 from ..maps._space import Shape, as_int, as_shape, describe_key
 from ._sides import between, boxes_as, by_box
 
@@ -23,6 +24,7 @@ def reshape(m: AffineMap, *, domain: Any = None, codomain: Any = None) -> Affine
     >>> reshape(m, codomain=(2, 2, 6), domain=(2, -1)).logical_shape
     (2, 2, 6)
     """
+    require_map(m, "reshape: m")
     return between(m, _reshaped(m.domain, domain), _reshaped(m.codomain, codomain))
 
 

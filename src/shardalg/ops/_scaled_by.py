@@ -11,7 +11,7 @@ import numpy as np
 from .._errors import InvalidMapError, UnsupportedError
 from .._limits import Limits
 from ..maps import AffineMap, Piece, Side, Space
-from ..maps._map import remember
+from ..maps._map import remember, require_map
 from ..maps._space import IntArray, Shape, as_shape, row_major
 from ._equivalent import equivalent
 from ._questions import coordinates
@@ -34,6 +34,7 @@ def scaled_by(layout: AffineMap, tile: Sequence[int], *, limits: Limits = Limits
     >>> [p.codomain.offset for p in scaled_by(weight, (128, 8)).pieces]
     [0, 0, 1, 1]
     """
+    require_map(layout, "the layout of scaled_by")
     shape, tile = layout.logical_shape, as_shape(tile, "tile")
     if len(tile) != len(shape) or 0 in tile:
         raise InvalidMapError(f"tile {tile} must have one extent of at least 1 per axis of {shape}")

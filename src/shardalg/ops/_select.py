@@ -7,6 +7,7 @@ memoryless: an answer depends on its request alone, so a rank may plan its own p
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
@@ -16,7 +17,7 @@ import numpy as np
 from .._errors import InvalidMapError, SelectionError
 from .._struct import struct
 from ..maps import AffineMap
-from ..maps._space import IntArray
+from ..maps._space import IntArray, listed
 
 
 @dataclass(frozen=True)
@@ -87,15 +88,21 @@ class Cheapest:
     key: str = "cheapest"
 
     def choose(self, requests: Requests) -> IntArray:
-        cost = self.cost
         chosen = []
         for k, target in enumerate(requests.target.tolist()):
-            prices = [
-                (float(cost(s, target) if callable(cost) else cost[s][target]), s)
-                for s in requests.holders(k)
-            ]
+            prices = [(float(self._of(s, target)), s) for s in requests.holders(k)]
             chosen.append(min(prices)[1])
         return np.array(chosen, np.int64)
+
+    def _of(self, source: int, target: int) -> Any:
+        if callable(self.cost):
+            return self.cost(source, target)
+        if source >= len(self.cost) or target >= len(self.cost[source]):
+            raise InvalidMapError(
+                f"cost has no entry for source rank {source} and target rank {target}: it is a matrix of"
+                f" {len(self.cost)} rows"
+            )
+        return self.cost[source][target]
 
 
 def cheapest(
@@ -108,8 +115,18 @@ def cheapest(
     """
     if callable(cost):
         return Cheapest(cost, f"cheapest({key or getattr(cost, '__qualname__', 'cost')})")
-    table = tuple(tuple(float(x) for x in row) for row in cost)
+    table = tuple(tuple(map(_price, listed(row, "a row of cost"))) for row in listed(cost, "cost"))
     return Cheapest(table, f"cheapest({key or table})")
+
+
+def _price(x: Any) -> float:
+    try:
+        price = float(x)
+    except (TypeError, ValueError):
+        price = math.nan
+    if math.isnan(price):
+        raise InvalidMapError(f"a cost must be a number, got {x!r}")
+    return price
 
 
 @dataclass(frozen=True)

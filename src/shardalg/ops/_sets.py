@@ -5,7 +5,7 @@ from __future__ import annotations
 from .._errors import InvalidMapError
 from .._limits import Budget, Limits
 from ..maps import AffineMap
-from ..maps._map import known, remember
+from ..maps._map import known, remember, require_map
 from ..maps._relation import common, families_table, minus
 from ..maps._table import concatenate
 from ._compose import require_same_space
@@ -65,5 +65,7 @@ def _part_of(result: AffineMap, *wholes: AffineMap) -> AffineMap:
 
 
 def _same_spaces(a: AffineMap, b: AffineMap, verb: str) -> None:
+    require_map(a, f"the first of {verb}")
+    require_map(b, f"the second of {verb}")
     require_same_space(a.domain, b.domain, verb, "the first domain", "the second")
     require_same_space(a.codomain, b.codomain, verb, "the first codomain", "the second")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..maps import AffineMap
-from ..maps._map import known, remember
+from ..maps._map import known, remember, require_map
 from ..maps._table import concatenate
 from ._folding import simplified
 from ._homogeneous import by_holders
@@ -29,6 +29,7 @@ def simplify(m: AffineMap, *, homogeneous: bool = False) -> AffineMap:
     >>> len(simplify(rows)), len(simplify(rows, homogeneous=True))
     (7, 8)
     """
+    require_map(m, "simplify: m")
     parts = by_holders(m) if homogeneous else [m.table]
     tables = [simplified(part, listed=FEW) for part in parts]
     table = tables[0] if len(tables) == 1 else concatenate(tables)

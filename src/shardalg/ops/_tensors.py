@@ -11,7 +11,7 @@ import numpy as np
 from .._errors import InvalidMapError
 from ..maps import AffineMap, Box, Sharded, Space
 from ..maps._map import require_map
-from ..maps._space import Shape, describe_key
+from ..maps._space import Shape, as_int, by_key, describe_key
 from ._blocks import Tensor, bits, block, flat, is_torch, scaled, write, zeros
 from ._holders import holders
 from ._questions import coordinates
@@ -34,7 +34,7 @@ def extract(layout: AffineMap, full: Tensor | Mapping[str, Tensor], rank: int | 
     require_map(layout, "the layout of extract")
     tensors = by_name(layout.codomain, full, "the logical tensor")
     if rank is not None:
-        layout.domain.boxes_of(rank) or layout.domain.index(rank)
+        layout.domain.boxes_of(as_int(rank, "rank")) or layout.domain.index(rank)
         return _shard(layout, tensors, rank)
     return {r: _shard(layout, tensors, r) for r in layout.ranks}
 
@@ -199,13 +199,15 @@ def sharded(layout: AffineMap, shards: Mapping[int, Any]) -> Sharded:
     >>> tree_leaves(halves)
     [array([2, 3])]
     """
+    require_map(layout, "the layout of sharded")
+    shards = by_key(shards, "shards by rank")
     extra = [r for r in shards if r not in layout.ranks]
     if extra:
         raise InvalidMapError(f"the layout has ranks {layout.ranks}; shards are given for {extra}")
     for b in layout.domain.boxes:
         if b.rank in shards:
-            _shard_of(shards[b.rank], b)  # type: ignore[index]
-    return Sharded(dict(shards), layout)
+            _shard_of(shards[b.rank], b)
+    return Sharded(shards, layout)
 
 
 # --- checking what is given ---------------------------------------------------------------

@@ -7,6 +7,7 @@ from typing import Any
 from .._errors import InvalidMapError
 from .._limits import Limits
 from ..maps import AffineMap, Box, Piece, Space
+from ..maps._map import require_map
 from ..maps._space import Shape, as_int, describe_key, row_major
 from ._questions import say_slot
 from ._regions import domain as domain_of
@@ -31,6 +32,7 @@ def translate(
     >>> translate(top, codomain=(3,)).pieces[0].codomain
     Side(3, (1,))
     """
+    require_map(m, "translate: m")
     here = _translation(m.domain, domain, domain_of(m, limits=limits), limits)
     there = _translation(m.codomain, codomain, image(m, limits=limits), limits)
     return moved(m, here, there, limits)

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from .._errors import InvalidMapError
 from .._struct import struct
 from ..maps import AffineMap, Piece, Side, Space
-from ..maps._space import Shape, as_int, as_shape, row_major
+from ..maps._space import Shape, as_int, as_shape, listed, row_major
 from ._sides import bijection
 
 Shapes: TypeAlias = Mapping[str, Shape]
@@ -69,11 +69,13 @@ def join(
         raise InvalidMapError(f"join: interleave must be at least 1, got {interleave}")
     if stack and interleave is not None:
         raise InvalidMapError("join: stack=True and interleave= exclude each other")
-    if isinstance(parts, str) or not len(parts):
+    names = tuple(parts if isinstance(parts, Mapping) else listed(parts, "the parts of join"))
+    if not names:
         raise InvalidMapError(f"join needs one or more named parts, got {parts!r}")
     if isinstance(parts, Mapping):
         return _joined({str(n): as_shape(s) for n, s in parts.items()}, axis, stack, interleave)
-    names = tuple(parts)
+    if not all(isinstance(n, str) for n in names):
+        raise InvalidMapError(f"join: parts are named by strings, got {parts!r}")
     if len(set(names)) < len(names):
         raise InvalidMapError(f"join: the parts {names} repeat a name")
     return Join(names, axis, stack, interleave)

@@ -10,7 +10,7 @@ from .._errors import InvalidMapError
 from .._struct import struct
 from ..maps import AffineMap
 from ..maps._piece import as_scale
-from ..maps._space import as_int
+from ..maps._space import as_int, by_position, listed
 
 ByRank: TypeAlias = tuple[tuple[int, tuple[int, ...]], ...]
 
@@ -202,9 +202,8 @@ class Custom(Placement):
 
 def as_by_rank(by_rank: Any, what: str) -> ByRank:
     """Entries sorted by rank; ids are non-negative integers."""
-    entries = by_rank.items() if isinstance(by_rank, Mapping) else enumerate(listed(by_rank, "by_rank"))
     seen: dict[int, tuple[int, ...]] = {}
-    for rank, ids in entries:
+    for rank, ids in by_position(by_rank, "by_rank").items():
         rank = as_int(rank, "a rank")
         if rank < 0:
             raise InvalidMapError(f"a rank must be at least 0, got {rank}")
@@ -217,17 +216,24 @@ def as_by_rank(by_rank: Any, what: str) -> ByRank:
     return tuple(sorted(seen.items()))
 
 
-def listed(items: Any, what: str) -> list[Any]:
-    """The items of a sequence; what has none is refused."""
-    if isinstance(items, (str, bytes)) or not isinstance(items, Iterable):
-        raise InvalidMapError(f"{what} must be a sequence, got {items!r}")
-    return list(items)
+OF_TORCH = {
+    "Shard": "Split({0.dim})",
+    "Replicate": "Replicate()",
+    "_StridedShard": "StridedSplit({0.dim}, {0.split_factor})",
+}
 
 
 def check_placement(placement: Any) -> None:
-    """Raise for what is no placement, naming partial sums."""
+    """Raise for what is no placement, naming partial sums and those of torch."""
     if isinstance(placement, Placement):
         return
+    name = type(placement).__name__
+    if type(placement).__module__.startswith("torch.") and name in OF_TORCH:
+        ours = OF_TORCH[name].format(placement)
+        raise InvalidMapError(
+            f"{placement!r} is a placement of torch: write shardalg.{ours}, or read whole layouts with"
+            " shardalg.interop.dtensor.from_placements(shape, mesh, placements)"
+        )
     if "partial" in type(placement).__name__.lower():
         raise InvalidMapError(
             f"{placement!r} is a pending sum, not a layout: reduce first, then describe the result"

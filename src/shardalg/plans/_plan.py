@@ -181,7 +181,7 @@ class Copies(Sequence[Copy]):
 class Entry:
     """One target tensor of a tree plan: its name, the source tensors it is made of, its plan.
 
-    The plan's source boxes have the names of the layout for one source, else their position ``"0", "1", ...``.
+    The plan's source boxes have the names of the layout for one source, else their position ``"0", "1"``.
     """
 
     target: str
@@ -229,4 +229,8 @@ class TreePlan:
 
 def as_tree(plan: TransferPlan | TreePlan) -> TreePlan:
     """A single plan as a tree of one nameless tensor."""
-    return plan if isinstance(plan, TreePlan) else TreePlan((Entry("", ("",), plan),))
+    if isinstance(plan, TreePlan):
+        return plan
+    if not isinstance(plan, TransferPlan):
+        raise InvalidMapError(f"a TransferPlan or a TreePlan is needed, got {type(plan).__name__}: see plan")
+    return TreePlan((Entry("", ("",), plan),))

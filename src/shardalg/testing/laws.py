@@ -253,7 +253,8 @@ def check_partition(
     if complete:
         _require("every element is held by some rank", _lost(found))
     if expected is not None:
-        _require("the partition has the layout that was expected", _differ(expected, found))
+        words = explain(expected, found, names=("the layout", "the partition"))
+        _require("the partition has the layout that was expected", "" if words else str(words))
     round_trip(found, like=like)
     return found
 
