@@ -11,9 +11,9 @@ import numpy as np
 import peers  # noqa: F401  sets DeepSpeed's accelerator before it is imported
 import pytest
 import torch
-from deepspeed.checkpoint import affine, autoep_affine
+from deepspeed.checkpoint import affine, affine_transfer, autoep_affine
 from deepspeed.checkpoint.affine import AffinePiece, ParamAffineMap
-from deepspeed.checkpoint.affine_transfer import UnsupportedLayoutError, plan_transfer
+from deepspeed.checkpoint.affine_transfer import PlanBudget, UnsupportedLayoutError, plan_transfer
 from hypothesis import assume, given
 
 import shardalg as sa
@@ -25,6 +25,7 @@ from shardalg import (
     LimitError,
     Limits,
     Piece,
+    SelectionError,
     Side,
     Space,
     Split,
@@ -123,6 +124,70 @@ def test_codegen_is_one_piece_here_and_eleven_or_twelve_there(shape, tp, pieces)
     theirs = deepspeed.to_map(ours)
     assert {len(its["pieces"]) for its in theirs["ranks"].values()} == {pieces}
     assert equivalent(deepspeed.from_map(theirs), ours)
+
+
+# --- refusals -------------------------------------------------------------------------------
+
+
+def their_plan(source, target, **options):
+    return plan_transfer(ParamAffineMap.from_dict(target), ParamAffineMap.from_dict(source), **options)
+
+
+def our_plan(source, target, **options):
+    return plan(deepspeed.from_map(source), deepspeed.from_map(target), **options)
+
+
+def without(entry, rank):
+    """A map whose last block of a rank is gone."""
+    its = entry["ranks"][rank]
+    return {**entry, "ranks": {**entry["ranks"], rank: {**its, "pieces": its["pieces"][:-1]}}}
+
+
+ROWS, COLUMNS = THEIRS["rows"].to_dict(), affine.contiguous_split_map((10, 4), [2, 2], 1).to_dict()
+BIAS, WHOLE = THEIRS["bias"].to_dict(), affine.replicated_map((7,), 2, 1.0).to_dict()
+BOTH = affine.replicated_map((10, 4), 2, 1.0).to_dict()
+REFUSED = {  # what both refuse: their call and error, ours
+    "another shape": (
+        lambda: their_plan(ROWS, BIAS), affine_transfer.InvalidMapError,
+        lambda: our_plan(ROWS, BIAS), InvalidMapError,
+    ),
+    "elements that nobody holds": (
+        lambda: their_plan(without(ROWS, 1), COLUMNS), affine_transfer.InvalidMapError,
+        lambda: our_plan(without(ROWS, 1), COLUMNS), InvalidMapError,
+    ),
+    "holders that lie": (
+        lambda: their_plan({**BOTH, "ranks": {0: BOTH["ranks"][0]}}, ROWS), affine_transfer.InvalidMapError,
+        lambda: our_plan({**BOTH, "ranks": {0: BOTH["ranks"][0]}}, ROWS), InvalidMapError,
+    ),
+    "more copies than allowed": (
+        lambda: their_plan(ROWS, COLUMNS, limits=PlanBudget(max_segments=1)),
+        affine_transfer.AffineTransferError,
+        lambda: our_plan(ROWS, COLUMNS, limits=Limits(copies=1)), LimitError,
+    ),
+    "a selector that names no holder": (
+        lambda: their_plan(BOTH, ROWS, replica_selector=lambda request: 7),
+        affine_transfer.InvalidReplicaPolicyError,
+        lambda: our_plan(BOTH, ROWS, select=lambda request: 7), SelectionError,
+    ),
+    "moments over a scale": (
+        lambda: their_plan(BIAS, WHOLE), UnsupportedLayoutError,
+        lambda: our_plan(BIAS, WHOLE, holds="moments"), UnsupportedError,
+    ),
+    "replicas that differ": (
+        lambda: THEIRS["bias"].rebuild({r: torch.full((7,), float(r)) for r in range(3)}), ValueError,
+        lambda: rebuild(deepspeed.from_map(BIAS), {r: torch.full((7,), float(r)) for r in range(3)}),
+        InvalidMapError,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_their_refusals_are_ours(what):
+    theirs, their_error, ours, our_error = REFUSED[what]
+    with pytest.raises(their_error):
+        theirs()
+    with pytest.raises(our_error):
+        ours()
 
 
 # --- scales and locations -------------------------------------------------------------------
@@ -256,7 +321,9 @@ def test_expert_descriptors_both_ways():
     [
         ({"version": 2}, "version 1, got 2"),
         ({"ep_size": 3}, "ep_size 3 and lists 2 ranks"),
-        ({"num_experts": 5}, r"nowhere: \[4\]"),
+        ({"num_experts": 5}, "places 4 of 5 experts; nobody holds the first lost, 4"),
+        ({"num_experts": 1 << 70}, "places 4 of 1180591620717411303424 experts"),
+        ({"ranks": [3, 4]}, "a rank and a list of experts, got 3"),
         ({"ranks": [{"rank": 0, "experts": [0, 1]}, {"rank": 0, "experts": [2, 3]}]}, "repeated"),
         ({"ranks": [{"rank": 0, "experts": [0, 0]}, {"rank": 1, "experts": [1, 2, 3]}]}, "an expert twice"),
         (
@@ -269,6 +336,45 @@ def test_bad_descriptors_are_refused(change, words):
     theirs = autoep_affine.make_autoep_placement_descriptor(4, [[0, 1], [2, 3]])
     with pytest.raises(InvalidMapError, match=words):
         deepspeed.from_descriptor({**theirs, **change})
+
+
+JUNK = [None, 3, -1, 1.5, "x", [], {}, [None], True, 1 << 70, float("nan")]
+
+
+def places(tree, path=()):
+    """The path of everything in nested dicts and lists."""
+    yield path
+    its = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    for key, value in its:
+        yield from places(value, (*path, key))
+
+
+def spoiled(tree, path, junk):
+    """A copy with one place replaced."""
+    if not path:
+        return junk
+    copy = dict(tree) if isinstance(tree, dict) else list(tree)
+    copy[path[0]] = spoiled(tree[path[0]], path[1:], junk)
+    return copy
+
+
+@pytest.mark.parametrize("read", ["from_map", "from_container", "from_descriptor"])
+def test_whatever_is_spoiled_is_read_or_refused_as_ours(read):
+    """Every place of their data replaced by what does not belong there: never another kind of error."""
+    entry = json.loads(json.dumps(THEIRS["gathered"].to_dict()))
+    whole = {
+        "from_map": entry,
+        "from_container": {"affine_map": {"version": 1, "params": {"w": entry}}},
+        "from_descriptor": autoep_affine.make_autoep_placement_descriptor(4, [[0, 3], [1, 2]]),
+    }[read]
+    refused = 0
+    for path in places(whole):
+        for junk in JUNK:
+            try:
+                getattr(deepspeed, read)(spoiled(whole, path, junk))
+            except sa.ShardalgError:
+                refused += 1
+    assert refused > 100
 
 
 def test_a_placement_with_gaps_in_its_ranks_is_refused():

@@ -57,21 +57,32 @@ def _read(entry: Any) -> tuple[Shape, dict[int, Shape], _Declared]:
     """Logical shape, shard shapes, and pieces with their declared locations."""
     if hasattr(entry, "pieces_by_rank"):
         entry = entry.to_dict()
-    if not isinstance(entry, Mapping) or "logical_shape" not in entry or "ranks" not in entry:
-        raise InvalidMapError(
-            "expected a DeepSpeed affine map with 'logical_shape' and 'ranks', got "
-            + (f"keys {sorted(map(str, entry))}" if isinstance(entry, Mapping) else type(entry).__name__)
-        )
-    logical = as_shape(entry["logical_shape"], "logical_shape")
+    whole = _table(entry, "a DeepSpeed affine map", "logical_shape", "ranks")
+    logical = as_shape(whole["logical_shape"], "logical_shape")
     shards: dict[int, Shape] = {}
     pieces: _Declared = []
-    for key, its in entry["ranks"].items():
+    for key, value in _table(whole["ranks"], "the ranks of a map").items():
         rank = _rank(key)
+        its = _table(value, f"rank {rank} of a map", "shard_shape", "pieces")
         if rank in shards:
             raise InvalidMapError(f"the map lists rank {rank} twice, once as {key!r}")
         shards[rank] = as_shape(its["shard_shape"], f"shard_shape of rank {rank}")
-        pieces += [_piece(p, rank, k) for k, p in enumerate(its["pieces"])]
+        pieces += [_piece(p, rank, k) for k, p in enumerate(_listed(its["pieces"], f"pieces of rank {rank}"))]
     return logical, shards, pieces
+
+
+def _table(value: Any, what: str, *keys: str) -> Mapping[Any, Any]:
+    """A mapping with these keys, or an error that says what there is."""
+    if isinstance(value, Mapping) and all(key in value for key in keys):
+        return value
+    found = f"keys {sorted(map(str, value))}" if isinstance(value, Mapping) else f"{value!r:.80}"
+    raise InvalidMapError(f"expected {what} with {' and '.join(map(repr, keys)) or 'keys'}, got {found}")
+
+
+def _listed(value: Any, what: str) -> Sequence[Any]:
+    if not isinstance(value, (list, tuple)):
+        raise InvalidMapError(f"expected a list of {what}, got {value!r:.80}")
+    return value
 
 
 def _rank(key: Any) -> int:
@@ -85,12 +96,13 @@ def _piece(p: Mapping[str, Any], rank: int, position: int) -> tuple[Piece, froze
     try:
         (cod_offset, cod_strides), (dom_offset, dom_strides) = p["source"], p["dest"]
         shape, locations = p["shape"], frozenset(_rank(r) for r in p["locations"])
+        source, target = Side(cod_offset, tuple(cod_strides)), Side(dom_offset, tuple(dom_strides), rank)
     except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, InvalidMapError):
+            raise
         raise InvalidMapError(f"{where} is malformed: {error!r}") from error
     if not locations:
         raise InvalidMapError(f"{where} names no holder in its locations")
-    source = Side(cod_offset, tuple(cod_strides))
-    target = Side(dom_offset, tuple(dom_strides), rank)
     return Piece(as_shape(shape), target, source, _scale(p.get("scale", 1.0), where)), locations
 
 
@@ -138,11 +150,13 @@ def from_container(data: Mapping[str, Any]) -> dict[str, AffineMap]:
     parameter (without a version; its name is ``""``), or entries directly. Keys that are escaped
     regexes become the name they match. Newer versions are refused.
     """
+    _table(data, "a container of DeepSpeed's affine maps")
     for key in ("affine_map", "affine_maps"):
         if key in data:
             return from_container(data[key])
     if "conversion" in data:
-        return from_container({"params": {"": data["conversion"]["affine_map"]}})
+        conversion = _table(data["conversion"], "the conversion of a parameter", "affine_map")
+        return {"": from_map(conversion["affine_map"])}
     if "logical_shape" in data:
         return {"": from_map(data)}
     version = data.get("version", MAP_VERSION)
@@ -152,7 +166,7 @@ def from_container(data: Mapping[str, Any]) -> dict[str, AffineMap]:
         )
     return {
         unescaped(name): from_map(entry)
-        for name, entry in data.get("params", data).items()
+        for name, entry in _table(data.get("params", data), "the params of a container").items()
         if name != "version"
     }
 
@@ -345,20 +359,31 @@ def from_descriptor(descriptor: Mapping[str, Any]) -> Experts:
         raise InvalidMapError(f"the descriptor says ep_size {size} and lists {count} ranks")
     by_rank: dict[int, list[int]] = {}
     for entry in ranks:
-        rank, ids = as_int(entry.get("rank"), "a rank"), entry.get("experts")
-        if not 0 <= rank < size or rank in by_rank or not isinstance(ids, list):
-            raise InvalidMapError(f"rank {rank} of {size} is outside, repeated, or has no list of experts")
-        if len(set(ids)) < len(ids):
-            raise InvalidMapError(f"rank {rank} lists an expert twice: {ids}")
+        rank, ids = _expert_entry(entry)
+        if not 0 <= rank < size or rank in by_rank:
+            raise InvalidMapError(f"rank {rank} is outside 0..{size - 1} or repeated")
         by_rank[rank] = ids
-    placement = Experts(by_rank)
-    held = {i for _, ids in placement.by_rank for i in ids}
-    if held != set(range(experts)):
+    held = sorted({i for ids in by_rank.values() for i in ids})
+    outside = [i for i in held if not 0 <= i < experts]
+    if outside:
+        raise InvalidMapError(f"the descriptor places experts outside 0..{experts - 1}: {outside[:8]}")
+    if len(held) < experts:
+        lost = next(i for i, found in enumerate([*held, None]) if i != found)
         raise InvalidMapError(
-            f"the descriptor places experts outside 0..{experts - 1}: {sorted(held - set(range(experts)))};"
-            f" nowhere: {sorted(set(range(experts)) - held)}"
+            f"the descriptor places {len(held)} of {experts} experts; nobody holds the first lost, {lost}"
         )
-    return placement
+    return Experts(by_rank)
+
+
+def _expert_entry(entry: Any) -> tuple[int, list[int]]:
+    """The rank and the expert ids of one entry of a descriptor."""
+    ids = entry.get("experts") if isinstance(entry, Mapping) else None
+    if not isinstance(ids, list):
+        raise InvalidMapError(f"each rank of a descriptor has a rank and a list of experts, got {entry!r}")
+    rank, found = as_int(entry.get("rank"), "a rank"), [as_int(i, "an expert id") for i in ids]
+    if len(set(found)) < len(found):
+        raise InvalidMapError(f"rank {rank} lists an expert twice: {ids}")
+    return rank, found
 
 
 def to_descriptor(placement: Experts, experts: int) -> dict[str, Any]:
