@@ -41,8 +41,9 @@ def form_of(ctx: Context, program: Program, what: str) -> Form:
             boxes.setdefault(name, [])
         for b in side.domain.boxes:
             if b.rank is not None:
-                name = e.source_name(b.name) if what == "shards" else e.target
-                inner = "" if len(e.sources) > 1 and what == "shards" else b.name  # else a position
+                name, inner = (e.target, b.name)
+                if what == "shards":
+                    name, inner = e.source_name(b.name), e.inner_name(b.name)
                 boxes[name].append((b.rank, to(b.rank) in held, inner))
     tied = program.plan.tied if what == "out" else ()
     tensors = {name: _known(its) for name, its in boxes.items()}

@@ -22,10 +22,12 @@ Key: TypeAlias = tuple[int, Box]  # entry and box
 
 
 class Seat(NamedTuple):
-    """Where one tensor of a program is in what the caller gives: under ``name``, for ``key``'s box."""
+    """Where one tensor of a program is in what the caller gives: under ``name``, for ``key``'s box, which
+    its own layout calls ``inner``."""
 
     key: Key
     name: str
+    inner: str
     box: Box
 
 
@@ -42,10 +44,10 @@ class Seats:
             its = e.plan
             for b in its.source.domain.boxes:
                 if b.rank is not None and its.global_source(b.rank) in held:
-                    self.sources.append(Seat((k, b), e.source_name(b.name), b))
+                    self.sources.append(Seat((k, b), e.source_name(b.name), e.inner_name(b.name), b))
             for b in its.target.domain.boxes:
                 if b.rank is not None and its.global_target(b.rank) in held:
-                    self.targets.append(Seat((k, b), e.target, b))
+                    self.targets.append(Seat((k, b), e.target, b.name, b))
 
 
 class Job:
@@ -168,7 +170,7 @@ class Job:
         if self.out is not None:
             return self.out
         tree: dict[str, dict[int | None, Any]] = {e.target: {} for e in self.program.plan.entries}
-        for key, name, b in self.seats.targets:
+        for key, name, _, b in self.seats.targets:
             its = tree[name]
             if b.name:
                 its.setdefault(b.rank, {})[b.name] = results[key]
@@ -207,10 +209,10 @@ def _find(given: Shards, seat: Seat, single: bool, what: str) -> torch.Tensor:
             raise InvalidMapError(f"{where} has no shard of rank {b.rank}; it has {sorted(at)}")
         at = at[b.rank]
     if isinstance(at, Mapping):
-        if b.name not in at:
+        if seat.inner not in at:
             where = what if single else f"{what}[{seat.name!r}]"
-            raise InvalidMapError(f"{where}[{b.rank}] has no tensor {b.name!r}; it has {sorted(at)}")
-        at = at[b.name]
+            raise InvalidMapError(f"{where}[{b.rank}] has no tensor {seat.inner!r}; it has {sorted(at)}")
+        at = at[seat.inner]
     return at  # type: ignore[no-any-return]
 
 

@@ -12,7 +12,7 @@ from ..maps._map import rebox
 from ..maps._space import IntArray
 from ..maps._table import Columns, PieceTable, build, concatenate
 from ..plans import Entry, TransferPlan, TreePlan
-from ._plan_tree import side_by_side
+from ._plan_tree import beside, side_by_side
 
 P = TypeVar("P", TransferPlan, TreePlan)
 
@@ -81,7 +81,7 @@ def _entry_of(name: str, readers: list[Reader]) -> Entry:
     tables = []
     for at, reader in enumerate(readers):
         table = build(swapped_columns(_copies_of(reader).table))
-        boxes = [b if len(readers) == 1 else Box(b.shape, b.rank, str(at)) for b in targets[at].domain.boxes]
+        boxes = [b if len(readers) == 1 else beside(b, at) for b in targets[at].domain.boxes]
         numbers = np.array([source.domain.index(*b.key) for b in boxes], np.int64)
         tables.append(build(rebox(table, None, numbers)))
     target = _layout_of(readers[0])
@@ -111,6 +111,9 @@ def _own_boxes(reader: Reader) -> tuple[Space, IntArray]:
     storage = entry.plan.source.domain
     if len(entry.sources) == 1:
         return storage, np.arange(len(storage))
-    own = np.array([b.name == str(k) for b in storage.boxes], bool)
-    space = Space(tuple(Box(b.shape, b.rank) for b, mine in zip(storage.boxes, own) if mine))
-    return space, np.where(own, np.cumsum(own) - 1, -1)
+    mine = [b for b in storage.boxes if b.name.partition(".")[0] == str(k)]
+    space = Space(tuple(Box(b.shape, b.rank, entry.inner_name(b.name)) for b in mine))
+    numbers = np.full(len(storage), -1, np.int64)
+    for b in mine:
+        numbers[storage.index(*b.key)] = space.index(b.rank, entry.inner_name(b.name))
+    return space, numbers

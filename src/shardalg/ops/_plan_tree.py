@@ -168,18 +168,20 @@ def _source(layouts: tuple[AffineMap, ...], view: AffineMap | None) -> AffineMap
     return compose(view, joined)
 
 
+def beside(b: Box, k: int) -> Box:
+    """A box of the k-th of several layouts: the position goes before its name."""
+    return Box(b.shape, b.rank, f"{k}.{b.name}" if b.name else str(k))
+
+
 def side_by_side(layouts: tuple[AffineMap, ...]) -> AffineMap:
-    """Layouts of several tensors as one, boxes named by position."""
-    boxes = [
-        [Box(b.shape, b.rank, _position(k, len(layouts))) for b in m.domain.boxes]
-        for k, m in enumerate(layouts)
-    ]
+    """Layouts of several tensors as one, boxes named by position, and by their own names after it."""
+    boxes = [[beside(b, k) for b in m.domain.boxes] for k, m in enumerate(layouts)]
     storage = Space(tuple(b for its in boxes for b in its))
-    logical = Space.logical({_position(k, len(layouts)): m.logical_shape for k, m in enumerate(layouts)})
+    logical = Space.logical({str(k): m.logical_shape for k, m in enumerate(layouts)})
     tables = []
     for k, (m, its) in enumerate(zip(layouts, boxes)):
         dom = np.array([storage.index(*b.key) for b in its], np.int64)
-        cod = np.array([logical.index(None, _position(k, len(layouts)))], np.int64)
+        cod = np.array([logical.index(None, str(k))], np.int64)
         tables.append(build(rebox(m.table, dom, cod)))
     whole = AffineMap(storage, logical, concatenate(tables))
     return remember(whole, **{q: all(known(m, q) for m in layouts) for q in ("single_valued", "injective")})

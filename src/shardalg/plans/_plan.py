@@ -181,7 +181,8 @@ class Copies(Sequence[Copy]):
 class Entry:
     """One target tensor of a tree plan: its name, the source tensors it is made of, its plan.
 
-    The plan's source boxes have the names of the layout for one source, else their position ``"0", "1"``.
+    The plan's source boxes have the names of the layout for one source; of several, their position goes
+    before it: ``"0"``, ``"1.buffer"``.
     """
 
     target: str
@@ -190,7 +191,11 @@ class Entry:
 
     def source_name(self, box_name: str) -> str:
         """The tensor behind a source box of the plan."""
-        return self.sources[int(box_name) if len(self.sources) > 1 else 0]
+        return self.sources[int(box_name.partition(".")[0]) if len(self.sources) > 1 else 0]
+
+    def inner_name(self, box_name: str) -> str:
+        """The name of a source box of the plan in the layout of its tensor."""
+        return box_name.partition(".")[2] if len(self.sources) > 1 else box_name
 
 
 @struct
