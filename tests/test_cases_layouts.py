@@ -1,6 +1,11 @@
-"""Cases from the field about layouts, numbered as in the list they come from. Small; sizes are elements."""
+"""Cases from the field about layouts, numbered as in the list they come from. Small; sizes are elements.
+
+``ELSEWHERE`` says where the cases about plans, tensors, runs and other formats are tested.
+"""
 
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import peers
@@ -224,3 +229,45 @@ def test_43_codegen_is_its_real_partition_in_one_piece_per_rank(shape, heads, ra
 @pytest.mark.parametrize("height", range(24, 193, 24))
 def test_43_one_piece_whatever_the_rows(height):
     assert len(qkv_codegen((height, 8), Attention(kv_heads=8), 2)) == 2
+
+
+# --- cases in other files -----------------------------------------------------------------------
+
+ELSEWHERE = {
+    1: "ops/test_plan.py::test_padded_vocabularies_need_few_copies",
+    2: "ops/test_plan.py::test_padded_vocabularies_need_few_copies",
+    3: "ops/test_tensors.py::test_replicas_that_differ_are_named_and_none_is_picked",
+    4: "ops/test_tensors.py::test_views_and_strides_of_the_input_do_not_matter",
+    5: "ops/test_plan.py::test_a_bias_moves_with_its_ratio_and_its_moments_do_not",
+    28: "ops/test_plan.py::test_limits_refuse_before_building",
+    29: "ops/test_plan.py::test_a_stored_plan_that_does_not_do_its_job_is_refused",
+    30: "backends/test_schedule.py::test_the_smaller_dtype_travels",
+    31: "ops/test_plan.py::test_a_doubled_expert_crosses_once",
+    32: "backends/test_schedule.py::test_a_rank_with_nothing_to_do_has_the_same_rounds",
+    33: "backends/test_bind.py::test_a_rank_that_differs_stops_all_alike",
+    34: "backends/test_run.py::test_every_dtype_moves_its_bytes",
+    35: "backends/test_schedule.py::test_messages_stay_below_31_bits",
+    36: "backends/test_strategies.py::test_disjoint_processes",
+    37: "interop/test_dtensor.py::test_dtensors_move_between_processes",
+    38: "interop/test_deepspeed.py::test_malformed_pieces_are_refused",
+    39: "moe/test_moe_operations.py::test_dropped_routes_contribute_nothing",
+    40: "moe/test_moe_operations.py::test_a_row_travels_once_per_token_and_rank",
+    41: "ops/test_plan.py::test_five_copies_of_one_expert_each",
+    44: "ops/test_plan.py::test_q_k_v_become_one_tensor_in_six_copies",
+    45: "ops/test_plan.py::test_experts_become_one_tensor_in_four_copies",
+    46: "ops/test_plan.py::test_tied_targets_are_written_once",
+    47: "ops/test_plan.py::test_equal_numbers_may_be_other_processes",
+    48: "interop/test_deepspeed.py::test_a_float_scale_is_the_fraction_it_was",
+    49: "interop/test_deepspeed.py::test_expert_descriptors_both_ways",
+    50: "ops/test_plan.py::test_absent_ranks_are_no_error",
+}
+
+
+def test_every_case_has_a_test_where_it_is_said_to_be():
+    here = Path(__file__)
+    numbered = re.findall(r"^def test_([\d_]+)_", here.read_text(), re.MULTILINE)
+    cases = {int(n) for numbers in numbered for n in numbers.split("_")}
+    assert not cases & ELSEWHERE.keys() and cases | ELSEWHERE.keys() == set(range(1, 51))
+    for place in ELSEWHERE.values():
+        file, name = place.split("::")
+        assert f"def {name}(" in (here.parent / file).read_text(), place

@@ -34,6 +34,7 @@ from shardalg.testing import pieces, spaces
 
 @given(some() | placed())
 def test_json_and_back(m):
+    """K8."""
     again = AffineMap.from_dict(json.loads(json.dumps(m.to_dict())))
     assert again == m
     assert hash(again) == hash(m)
@@ -42,6 +43,7 @@ def test_json_and_back(m):
 
 @given(some() | placed())
 def test_pickle_copy_and_deepcopy(m):
+    """K8."""
     for again in (pickle.loads(pickle.dumps(m)), copy.copy(m), copy.deepcopy(m)):
         assert again == m
         assert hash(again) == hash(m)
@@ -50,6 +52,7 @@ def test_pickle_copy_and_deepcopy(m):
 
 @given(some() | placed())
 def test_its_repr_is_the_expression_that_makes_it(m):
+    """K8."""
     names = {**vars(sa), "Fraction": Fraction}
     assert eval(repr(m), names) == m
     assert all(eval(repr(p), names) == p for p in m.pieces)
@@ -58,6 +61,7 @@ def test_its_repr_is_the_expression_that_makes_it(m):
 
 @given(some())
 def test_flatten_and_unflatten(m):
+    """K8."""
     leaves, tree = optree.tree_flatten(m, namespace="shardalg")
     assert leaves == []
     assert optree.tree_unflatten(tree, leaves) == m

@@ -38,18 +38,21 @@ def test_it_is_the_set_of_pairs_with_a_point_between(maps):
 
 @given(some())
 def test_identities_are_units(f):
+    """C1: ``id @ f = f = f @ id``."""
     assert agree(compose(f, identity(f.domain)), f)
     assert agree(compose(identity(f.codomain), f), f)
 
 
 @given(composable())
 def test_the_empty_map_absorbs(maps):
+    """C1: composing with the empty map gives the empty map."""
     f, g = maps
     assert len(compose(empty(g), f)) == len(compose(g, empty(f))) == 0
 
 
 @given(composable(3), randoms())
 def test_it_is_associative(maps, random):
+    """C2."""
     f, g, h = maps
     left, right = (resplit(m, random) for m in (compose(h, g), compose(g, f)))
     assert agree(compose(left, f), compose(h, right))
@@ -57,6 +60,7 @@ def test_it_is_associative(maps, random):
 
 @given(composable(3), randoms())
 def test_it_distributes_over_union_on_both_sides(maps, random):
+    """C5: ``(g | h) @ f = g @ f | h @ f`` and ``h @ (f | g) = h @ f | h @ g``."""
     f, g, h = maps
     other = resplit(union(g, compose(invert(h), compose(h, g))), random)
     both = union(g, other)
@@ -66,17 +70,20 @@ def test_it_distributes_over_union_on_both_sides(maps, random):
 
 @given(forks(single_valued=True))
 def test_it_distributes_over_intersection_after_a_single_valued_map(maps):
+    """C7: ``(g & h) @ f = g @ f & h @ f``. Needs f single-valued."""
     f, g, h = maps
     assert agree(compose(intersect(g, h), f), intersect(compose(g, f), compose(h, f)))
 
 
 @given(forks())
 def test_after_any_map_it_is_at_least_inside(maps):
+    """C7 without its condition: a subset."""
     f, g, h = maps
     assert inside(compose(intersect(g, h), f), intersect(compose(g, f), compose(h, f)))
 
 
 def test_the_map_before_an_intersection_must_be_single_valued():
+    """The counter-example to C7 without it."""
     f, g, h = sends({0: (0, 1)}), sends({0: 0}), sends({1: 0})
     assert not f.single_valued
     assert not equivalent(compose(intersect(g, h), f), intersect(compose(g, f), compose(h, f)))
@@ -84,12 +91,14 @@ def test_the_map_before_an_intersection_must_be_single_valued():
 
 @given(forks(single_valued=True))
 def test_it_distributes_over_intersection_before_an_injective_map(maps):
+    """C8: ``h @ (f & g) = h @ f & h @ g``. Needs h injective."""
     h, f, g = map(invert, maps)
     assert h.injective
     assert agree(compose(h, intersect(f, g)), intersect(compose(h, f), compose(h, g)))
 
 
 def test_the_map_after_an_intersection_must_be_injective():
+    """The counter-example to C8 without it."""
     h, f, g = sends({0: 0, 1: 0}), sends({0: 0}), sends({0: 1})
     assert not h.injective
     assert not equivalent(compose(h, intersect(f, g)), intersect(compose(h, f), compose(h, g)))
@@ -97,6 +106,7 @@ def test_the_map_after_an_intersection_must_be_injective():
 
 @given(composable(2), randoms())
 def test_the_modular_law(maps, random):
+    """C9: ``g @ f & h`` is inside ``(g & h @ ~f) @ f``."""
     f, g = maps
     h = resplit(_half(compose(g, f)), random)
     assert inside(intersect(compose(g, f), h), compose(intersect(g, compose(h, invert(f))), f))

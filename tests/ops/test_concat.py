@@ -69,6 +69,7 @@ def test_each_map_follows_the_ones_before(drawn):
 
 @given(rows(3))
 def test_it_is_associative(drawn):
+    """P5."""
     (a, b, c), axes = drawn
     assert agree(concat([concat([a, b], axes), c], axes), concat([a, b, c], axes))
     assert agree(concat([a, concat([b, c], axes)], axes), concat([a, b, c], axes))
@@ -76,12 +77,14 @@ def test_it_is_associative(drawn):
 
 @given(rows(2))
 def test_it_inverts_segment_by_segment(drawn):
+    """P5: ``~concat(maps) = concat(~m for m in maps)``."""
     maps, axes = drawn
     assert agree(invert(concat(maps, axes)), concat([invert(m) for m in maps], axes[::-1]))
 
 
 @given(rows(1))
 def test_the_empty_segment_is_the_unit(drawn):
+    """P5."""
     (m,), axes = drawn
     ends = [
         Space(tuple(Box((*b.shape[:k], 0, *b.shape[k + 1 :]), b.rank) for b in space.boxes))
@@ -94,6 +97,7 @@ def test_the_empty_segment_is_the_unit(drawn):
 
 
 def test_it_is_not_commutative():
+    """P5."""
     a, b = layout((4,), Split(0), ranks=2), layout((4,), Replicate(), ranks=2)
     assert not equivalent(concat([a, b], 0), concat([b, a], 0))
 

@@ -42,12 +42,14 @@ def test_it_is_equality_of_what_maps_mean(maps):
 
 @given(alike(), randoms())
 def test_it_is_decided_by_counting(maps, random):
+    """K9: equal sizes, equal to the sum of the piece intersections. Needs disjoint pieces."""
     a, b = maps
     shared = intersect(a, resplit(b, random)).size
     assert equivalent(a, b) == (a.size == b.size == shared)
 
 
 def test_counting_is_wrong_where_pieces_overlap():
+    """The counter-example to K9 without them."""
     run = Piece((2,), Side(0, (1,)), Side(0, (1,)))
     honest = AffineMap.from_pieces(line(4), line(4), [run, Piece((2,), Side(2, (1,)), Side(2, (1,)))])
     c = AffineMap.from_pieces(line(4), line(4), [run]).table.columns
@@ -64,6 +66,7 @@ def test_counting_is_wrong_where_pieces_overlap():
 
 @given(some(), randoms())
 def test_it_is_a_congruence_for_operators_on_one_map(m, random):
+    """K6."""
     again = resplit(m, random)
     for operator in (invert, domain, image, simplify, lambda f: complement(domain(f))):
         assert equivalent(operator(m), operator(again))
@@ -71,6 +74,7 @@ def test_it_is_a_congruence_for_operators_on_one_map(m, random):
 
 @given(alike(), randoms())
 def test_it_is_a_congruence_for_operators_on_two_maps(maps, random):
+    """K6."""
     a, b = maps
     c, d = resplit(a, random), resplit(b, random)
     for operator in (union, intersect, subtract, match):
@@ -81,6 +85,7 @@ def test_it_is_a_congruence_for_operators_on_two_maps(maps, random):
 
 @given(composable(stretch=1), randoms())
 def test_it_is_a_congruence_for_composition_and_product(maps, random):
+    """K6."""
     f, g = maps
     again = resplit(f, random), resplit(g, random)
     assert equivalent(compose(g, f), compose(*again[::-1]))
@@ -96,6 +101,7 @@ def _plain(key):
 
 @given(some(), randoms())
 def test_equal_maps_hash_alike_and_equality_is_an_equivalence(m, random):
+    """K5."""
     again = AffineMap.from_pieces(m.domain, m.codomain, random.sample(list(m.pieces), len(m)))
     same = AffineMap.from_dict(m.to_dict())
     assert m == again == same == m

@@ -19,6 +19,7 @@ from shardalg.testing import resplit
 
 @given(some() | placed(), randoms())
 def test_it_is_the_same_for_every_way_of_cutting(m, random):
+    """K4."""
     assert fingerprint(resplit(m, random, cuts=3)) == fingerprint(m)
 
 

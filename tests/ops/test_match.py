@@ -21,18 +21,21 @@ def test_it_pairs_all_homes_of_an_element(pair):
 
 @given(placed_pairs())
 def test_it_turns_around_with_its_arguments(pair):
+    """T1: ``~match(A, B) = match(B, A)``."""
     a, b = pair
     assert agree(invert(match(a, b)), match(b, a))
 
 
 @given(placed_pairs())
 def test_it_is_difunctional(pair):
+    """T2: ``M @ ~M @ M = M``."""
     m = match(*pair)
     assert agree(compose(m, compose(invert(m), m)), m)
 
 
 @given(placed_pairs(max_size=3), placed_pairs(max_size=3))
 def test_it_is_a_product_on_products(first, second):
+    """T16."""
     (a1, b1), (a2, b2) = first, second
     assert agree(match(product(a1, a2), product(b1, b2)), product(match(a1, b1), match(a2, b2)))
 

@@ -40,6 +40,7 @@ def _cut(draw, shape):
 
 @given(towers())
 def test_it_is_associative(tower):
+    """N1."""
     outer, inner, innermost = tower
     width = 1 + max(i for m in inner.values() for i in m.ranks)
     below = {r: nest(m, {i: innermost[r * width + i] for i in m.ranks}) for r, m in inner.items()}
@@ -48,6 +49,7 @@ def test_it_is_associative(tower):
 
 @given(towers(), randoms())
 def test_it_is_composition(tower, random):
+    """N1."""
     outer, inner, _ = tower
     whole = nest(resplit(outer, random), {r: resplit(m, random) for r, m in inner.items()})
     for r, m in inner.items():
@@ -60,6 +62,7 @@ def test_it_is_composition(tower, random):
 
 @given(layouts())
 def test_holding_shards_whole_is_the_unit(m):
+    """N1."""
     whole = {r: layout(m.shard_shape(r), Replicate(), ranks=1) for r in m.ranks}
     assert agree(nest(m, whole), m)
     assert agree(nest(layout(m.logical_shape, Replicate(), ranks=1), {0: m}), m)
@@ -67,6 +70,7 @@ def test_holding_shards_whole_is_the_unit(m):
 
 @given(towers())
 def test_it_keeps_single_valued_and_injective(tower):
+    """N4."""
     outer, inner, _ = tower
     found = nest(outer, inner)
     assert found.single_valued
@@ -91,11 +95,13 @@ def chunks(n: int, *ways: int):
 @pytest.mark.parametrize("p", [1, 2, 3, 4])
 @pytest.mark.parametrize("q", [1, 2, 3])
 def test_cutting_twice_is_cutting_once_where_it_divides(p, q):
+    """N2: p parts of q each are p*q parts. Needs p*q to divide n."""
     for n in range(0, 5 * p * q, p * q):
         assert equivalent(chunks(n, p, q), chunks(n, p * q))
 
 
 def test_otherwise_it_is_not():
+    """The counter-example to N2 without it."""
     twice, once = chunks(18, 4, 2), chunks(18, 8)
     assert [twice.shard_shape(r)[0] for r in twice.ranks] == [3, 2, 3, 2, 3, 2, 2, 1]
     assert [once.shard_shape(r)[0] for r in once.ranks] == [3, 3, 3, 3, 3, 3, 0, 0]

@@ -40,6 +40,7 @@ def test_it_moves_each_index_as_torch_permutes(a, b, data, random):
 
 @given(boxy, boxy, st.data(), randoms())
 def test_it_is_a_group_action(a, b, data, random):
+    """V2."""
     m = data.draw(affine_maps(a, b))
     p, q = orders(a, random), orders(a, random)
     both = {key: tuple(p[key][k] for k in q[key]) for key in p}

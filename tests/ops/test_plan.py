@@ -42,6 +42,7 @@ from shardalg import (
     invert,
     layout,
     match,
+    nest,
     plan,
     product,
     restrict,
@@ -230,6 +231,25 @@ def test_t12a_needs_a_target_without_replicas():
     assert not equivalent(both_ways, domain(both_ways))
 
 
+@given(both=pairs(), select=st.sampled_from(NAMES))
+def test_t12b_there_and_back_restores_the_source(both, select):
+    """T12b: A -> B and then B -> A bring every covered slot of A its own element, from its own slot
+    where A is injective."""
+    a, b = both
+    there, back = (plan(x, y, missing="leave", select=select) for x, y in ((a, b), (b, a)))
+    restored = compose(there.map, back.map)
+    assert equivalent(compose(a, restored), restrict(a, domain(back.map)))
+    if a.injective:
+        assert equivalent(restored, domain(back.map))
+
+
+def test_t12b_needs_a_source_without_replicas_or_replicas_that_agree():
+    """B injective is not enough: rank 1 gets back what rank 0 held."""
+    a, b = layout((2,), Replicate(), ranks=2), layout((2,), Split(0), ranks=[0])
+    restored = compose(plan(a, b).map, plan(b, a).map)
+    assert b.injective and not equivalent(restored, domain(a))
+
+
 @pytest.mark.parametrize("select", MEMORYLESS)
 @given(both=pairs(), pick=st.integers(0, 5))
 def test_t14_a_rank_may_plan_alone(both, pick, select):
@@ -247,6 +267,8 @@ def test_t14_a_rank_may_plan_alone(both, pick, select):
 @pytest.mark.parametrize("select", MEMORYLESS)
 @given(both=pairs(), cut=st.integers(0, 6))
 def test_t14_and_t15_restricting_first_or_afterwards_and_disjoint_targets(both, cut, select):
+    """T14: restricting the target first or the plan afterwards is the same; T15: plans of disjoint targets
+    add up to the plan of both. Memoryless selectors."""
     source, target = both
     slots = sorted(s for s, _, _ in meaning(target).triples)[:cut]
     points = [Piece((), Side(a, (), *key), Side(a, (), *key)) for key, a in slots]
@@ -268,6 +290,32 @@ def test_t16_match_of_products_is_the_product_of_matches(one, two):
     left = match(product(a1, a2), product(b1, b2))
     right = product(match(a1, b1), match(a2, b2))
     assert equivalent(left, right)
+
+
+@st.composite
+def cut_again(draw: st.DrawFn) -> tuple[AffineMap, AffineMap, AffineMap, tuple[int, int]]:
+    """A layout, its shards laid out in two ways, and the ranks that each way has room for per shard."""
+    outer = draw(recut(layouts(max_ranks=2)))
+    inner = [{r: draw(layouts(outer.shard_shape(r), max_ranks=2)) for r in outer.ranks} for _ in range(2)]
+    widths = tuple(1 + max(i for m in its.values() for i in m.ranks) for its in inner)
+    return outer, *(nest(outer, its) for its in inner), widths
+
+
+@given(drawn=cut_again(), select=st.sampled_from(NAMES))
+def test_t17_resharding_inside_a_layout_stays_inside(drawn, select):
+    """T17: what was cut out of one shard of the outer layout goes to that shard's ranks alone. Needs
+    the outer layout injective."""
+    outer, before, after, (here, there) = drawn
+    assume(outer.injective)
+    for c in plan(before, after, select=select, missing="leave").copies:
+        assert c.source.rank // here == c.target.rank // there
+
+
+def test_t17_needs_an_outer_layout_without_replicas():
+    outer, cut = layout((2,), Replicate(), ranks=2), layout((2,), Split(0), ranks=2)
+    before, after = nest(outer, [cut, cut]), nest(outer, [layout((2,), Replicate(), ranks=1)] * 2)
+    copies = plan(before, after, select="lowest").copies
+    assert any(c.source.rank // 2 != c.target.rank for c in copies)
 
 
 @pytest.mark.parametrize("select", NAMES)

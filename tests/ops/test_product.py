@@ -81,12 +81,14 @@ def test_scales_that_multiply_to_the_same_are_one_pair():
 
 @given(unnamed(2), unnamed(2))
 def test_it_is_a_functor_in_both(one, other):
+    """P1: ``product(g1, g2) @ product(f1, f2) = product(g1 @ f1, g2 @ f2)``."""
     (f1, g1), (f2, g2) = one, other
     assert agree(compose(product(g1, g2), product(f1, f2)), product(compose(g1, f1), compose(g2, f2)))
 
 
 @given(unnamed(), unnamed(), unnamed())
 def test_invert_distributes_and_it_is_associative_with_a_unit(one, other, third):
+    """P2."""
     (a,), (b,), (c,) = one, other, third
     assert agree(invert(product(a, b)), product(invert(a), invert(b)))
     assert agree(product(product(a, b), c), product(a, product(b, c)))
@@ -96,6 +98,7 @@ def test_invert_distributes_and_it_is_associative_with_a_unit(one, other, third)
 
 @given(unnamed(void=False), unnamed(void=False))
 def test_it_keeps_and_reflects_classes(one, other):
+    """P4: single-valued, injective, total, onto. Needs non-empty factors."""
     (a,), (b,) = one, other
     if len(a) and len(b):
         for question in (is_single_valued, is_injective, is_total, is_surjective):
@@ -103,12 +106,14 @@ def test_it_keeps_and_reflects_classes(one, other):
 
 
 def test_an_empty_factor_reflects_nothing():
+    """The counter-example to P4 without them."""
     double, none = sends({0: (0, 1)}), sends({})
     assert is_single_valued(product(double, none)) and not is_single_valued(double)
 
 
 @given(placed(max_size=3), placed(max_size=3))
 def test_ranks_are_row_major(a, b):
+    """P4: rank = r1*R2 + r2."""
     width = 1 + max(b.ranks)
     assert product(a, b).ranks == tuple(r1 * width + r2 for r1 in a.ranks for r2 in b.ranks)
 

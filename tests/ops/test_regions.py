@@ -73,6 +73,7 @@ def test_restriction_keeps_the_pairs_of_a_region(drawn):
 
 @given(alike(2))
 def test_the_bar_is_a_restriction(maps):
+    """R1 to R3, for ``bar f = domain(f)``: ``f @ bar f = f``, bars commute, and multiply."""
     f, g = maps
     assert agree(compose(f, domain(f)), f)
     assert agree(compose(domain(f), domain(g)), compose(domain(g), domain(f)))
@@ -81,23 +82,27 @@ def test_the_bar_is_a_restriction(maps):
 
 @given(composable(single_valued=True))
 def test_the_bar_slides_through_a_single_valued_map(maps):
+    """R4: ``bar g @ f = f @ bar(g @ f)``. Needs f single-valued."""
     f, g = maps
     assert agree(compose(domain(g), f), compose(f, domain(compose(g, f))))
 
 
 def test_the_bar_slides_through_no_other_map():
+    """The counter-example to R4 without it."""
     f, g = sends({0: (0, 1)}), sends({0: 0})
     assert not equivalent(compose(domain(g), f), compose(f, domain(compose(g, f))))
 
 
 @given(restricted())
 def test_restrictions_add_up_to_their_intersection(drawn):
+    """R5: restricting to D and then to E is restricting to both."""
     f, d, e = drawn
     assert agree(restrict(restrict(f, d), e), restrict(f, intersect(d, e)))
 
 
 @given(composable(), st.data())
 def test_restriction_commutes_with_composition(maps, data):
+    """R5 and R6: ``(g @ f) @ D = g @ (f @ D)`` and ``(g @ E) @ f = g @ (E @ f)``."""
     f, g = maps
     d, e = data.draw(regions_of(f)), data.draw(regions_of(g))
     assert agree(restrict(compose(g, f), d), compose(g, restrict(f, d)))
@@ -106,16 +111,19 @@ def test_restriction_commutes_with_composition(maps, data):
 
 @given(restricted())
 def test_inverting_a_restriction_gives_a_corestriction(drawn):
+    """R6: ``~(f @ D) = D @ ~f``."""
     f, d, _ = drawn
     assert agree(invert(restrict(f, d)), corestrict(invert(f), d))
 
 
 @given(some(single_valued=True))
 def test_there_and_back_is_the_identity_on_the_image(f):
+    """R7: ``f @ ~f = image(f)``. Needs f single-valued."""
     assert agree(compose(f, invert(f)), image(f))
 
 
 def test_there_and_back_needs_a_single_valued_map():
+    """The counter-example to R7 without it."""
     f = sends({0: (0, 1)})
     assert not equivalent(compose(f, invert(f)), image(f))
     two_scales = union(sends({0: 0}), sends({0: 0}, scale=2))
@@ -124,16 +132,19 @@ def test_there_and_back_needs_a_single_valued_map():
 
 @given(some(injective=True))
 def test_back_and_forth_is_the_identity_on_the_domain(f):
+    """R8: ``~f @ f = domain(f)``. Needs f injective."""
     assert agree(compose(invert(f), f), domain(f))
 
 
 def test_back_and_forth_needs_an_injective_map():
+    """The counter-example to R8 without it."""
     f = sends({0: 0, 1: 0})
     assert not equivalent(compose(invert(f), f), domain(f))
 
 
 @given(placed(max_size=4))
 def test_multiplicities_add_up_to_the_slots_that_hold_something(m):
+    """R11, for layouts; ``~f @ f`` is "same element"."""
     counts = [multiplicity(m, e) for e in range(m.codomain.size)]
     assert sum(counts) == domain(m).size == m.domain.size - padding(m).size
     same = compose(invert(m), m)
@@ -142,6 +153,7 @@ def test_multiplicities_add_up_to_the_slots_that_hold_something(m):
 
 @given(small())
 def test_a_region_and_its_complement_are_everything_and_apart(f):
+    """D2."""
     for d in (domain(f), image(f)):
         rest = complement(d)
         assert agree(union(d, rest), identity(d.domain))
@@ -193,6 +205,7 @@ def test_a_map_that_moves_slots_is_no_region():
 
 @pytest.mark.parametrize(("shape", "most"), [((6,), 1), ((3, 4), 3), ((3, 3, 3), 5), ((3, 3, 3, 3), 7)])
 def test_a_flat_interval_needs_at_most_two_d_minus_one_boxes(shape, most):
+    """V1."""
     size = oracle.address_of(shape, tuple(n - 1 for n in shape)) + 1
     space = Space.logical((size,))
     turned = permute(identity(Space.logical(shape)), codomain=tuple(reversed(range(len(shape)))))

@@ -28,6 +28,7 @@ def test_each_box_takes_its_slots_along(m, random):
 
 @given(some(), randoms())
 def test_it_is_a_group_action(m, random):
+    """V2."""
     once = renaming(m.domain, random)
     middle = relabel(m, domain=once)
     twice = renaming(middle.domain, random)

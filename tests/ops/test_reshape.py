@@ -30,6 +30,7 @@ def test_flat_addresses_stay(m, data):
 
 @given(composable(), st.data())
 def test_it_is_an_isomorphism(maps, data):
+    """V1: it commutes with compose and invert."""
     f, g = maps
     shapes = data.draw(reshapings(f))
     there, back = reshape(f, codomain=shapes), reshape(g, domain=shapes)

@@ -66,6 +66,7 @@ def test_a_diagonal_is_taken_out_of_a_block():
 
 @given(alike(3))
 def test_union_and_intersection_form_a_lattice(maps):
+    """C5: commutative, associative, idempotent."""
     a, b, c = maps
     for one, other in ((union, intersect), (intersect, union)):
         assert agree(one(a, b), one(b, a))
@@ -77,6 +78,7 @@ def test_union_and_intersection_form_a_lattice(maps):
 
 @given(some())
 def test_the_empty_map_is_the_unit_of_union(a):
+    """C5."""
     assert agree(union(a, empty(a)), a)
     assert agree(union(empty(a), a), a)
 
@@ -91,6 +93,7 @@ def test_a_difference_and_the_common_part_make_the_whole(maps):
 
 @given(alike(single_valued=True))
 def test_a_union_is_single_valued_exactly_where_both_agree(maps):
+    """C11."""
     a, b = maps
     shared = equivalent(restrict(a, domain(b)), restrict(b, domain(a)))
     assert bool(is_single_valued(union(a, b))) == shared

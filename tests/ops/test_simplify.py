@@ -39,6 +39,7 @@ def test_it_changes_nothing_but_the_pieces(m):
 
 @given(some() | placed())
 def test_it_is_idempotent_and_never_adds_pieces(m):
+    """K2."""
     once = simplify(m)
     assert simplify(once) == once
     assert len(once) <= len(m)

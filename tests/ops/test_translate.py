@@ -40,6 +40,7 @@ def test_every_element_moves_by_the_vector(drawn):
 
 @given(windows())
 def test_it_is_a_group_action_where_it_is_defined(drawn):
+    """V2."""
     m, by, also = drawn
     step = tuple(b - a for a, b in zip(by, also))
     moved = translate(m, codomain=by)

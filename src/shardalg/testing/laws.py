@@ -15,11 +15,12 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from .. import backends
-from .._errors import InvalidMapError, ShardalgError
+from .._errors import InvalidMapError, LimitError, ShardalgError
 from .._torch import torch
 from ..maps import AffineMap, Piece, Space
 from ..maps._space import Shape, as_shape
 from ..ops import (
+    canonicalize,
     check_layout,
     compose,
     domain,
@@ -91,6 +92,17 @@ def _folds(m: AffineMap) -> str:
     return _differ(m, less) or ("" if simplify(less) == less else "folding it again changes it")
 
 
+def _has_one_form(m: AffineMap) -> str:
+    """How the canonical form differs from the map, from its own, or from that of another cut."""
+    try:
+        form = canonicalize(m)
+        others = {"of the form": canonicalize(form), "of another cut": canonicalize(resplit(m, Random(2)))}
+    except LimitError:  # some maps have no small one
+        return ""
+    changed = [which for which, other in others.items() if other != form]
+    return _differ(m, form) or (f"the canonical form {changed[0]} is another" if changed else "")
+
+
 def _undoes(m: AffineMap) -> str:
     return _differ(m, invert(invert(m)))
 
@@ -125,6 +137,7 @@ LAYOUT_LAWS: Mapping[str, Law] = {
     "a layout gives each slot at most one element": _is_a_layout,
     "K4, how a map is cut does not matter": _has_one_meaning,
     "K2, folding keeps the map and is idempotent": _folds,
+    "K1 to K4, the canonical form is the map's, and its own": _has_one_form,
     "C3, the inverse of the inverse is the map": _undoes,
     "R7, the map after its inverse is the identity on what is held": _reads_back,
     "every slot holds an element or is padding": _holds_or_pads,
