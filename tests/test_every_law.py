@@ -8,10 +8,17 @@ from pathlib import Path
 
 import pytest
 
-LAWS = (
-    "C1 C2 C3 C4 C5 C6 C7 C8 C9 C11 R1 R2 R3 R4 R5 R6 R7 R8 R9 R11 P1 P2 P4 P5 N1 N2 N4 V1 V2 D2"
-    " T1 T2 T3 T4 T5 T7 T8 T9 T10 T12a T12b T13 T14 T15 T16 T17 K1 K2 K3 K4 K5 K6 K8 K9"
-).split()
+NUMBERS = {
+    "C": [*range(1, 10), 11],
+    "R": [*range(1, 10), 11],
+    "P": [1, 2, 4, 5],
+    "N": [1, 2, 4],
+    "V": [1, 2],
+    "D": [2],
+    "T": [1, 2, 3, 4, 5, 7, 8, 9, 10, "12a", "12b", 13, 14, 15, 16, 17],
+    "K": [1, 2, 3, 4, 5, 6, 8, 9],
+}
+LAWS = [f"{letter}{number}" for letter, numbers in NUMBERS.items() for number in numbers]
 
 
 def named() -> set[str]:
