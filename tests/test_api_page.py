@@ -13,7 +13,7 @@ import shardalg as sa
 
 PAGE = Path(__file__).parent.parent / "docs" / "api.md"
 PARTS = ("backends", "interop", "moe", "testing")  # whose names are listed too
-NAME = re.compile(r"`([A-Za-z0-9_.]+)`")
+NAME = re.compile(r"`([A-Za-z0-9_.]+)(?:\([^`]*\))?`")
 
 
 def named(page: str) -> Counter[str]:
@@ -41,6 +41,21 @@ def test_every_public_name_is_on_the_page_once():
     assert sorted(promised() - set(found)) == [], "not on docs/api.md"
     assert sorted(set(found) - promised()) == [], "on docs/api.md, but not public"
     assert [name for name, count in found.items() if count > 1] == [], "more than once on docs/api.md"
+
+
+def section(page: str, title: str) -> str:
+    """The text under one heading."""
+    return page.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def test_every_operator_has_its_law_on_the_page():
+    """Whatever combines maps or answers about them stands in the table of docs/algebra.md."""
+    api, laws = PAGE.read_text(), named((PAGE.parent / "algebra.md").read_text())
+    names = [*named(section(api, "Combine maps")), *named(section(api, "Ask about maps"))]
+    functions = [name for name in names if not isinstance(getattr(sa, name), type)]
+    assert len(functions) > 30
+    said = {name.partition("(")[0] for name in laws}
+    assert sorted(set(functions) - said) == [], "not in the table of docs/algebra.md"
 
 
 @pytest.mark.parametrize("page, want", [("| `plan`, `run` | of `x` |\n| `plan` | |", {"plan": 2, "run": 1})])
