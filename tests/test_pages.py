@@ -39,6 +39,7 @@ def run_page(text: str, name: str) -> int:
     return len(found)
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_code_on_the_page_runs(page):
     text = page.read_text()
