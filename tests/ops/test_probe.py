@@ -22,7 +22,7 @@ from shardalg import (
     region,
     relabel,
 )
-from shardalg.ops._families import families_of
+from shardalg.ops._families import families_in
 from shardalg.ops._probe import EXACT, digit_bits, digits_needed, markers
 from shardalg.testing import layouts
 
@@ -221,7 +221,7 @@ def test_families_hold_each_slot_once(made):
     for rank in made.ranks:
         elements = array_of(made, rank)
         flat = elements.reshape(-1)
-        assert points(families_of(elements)) == [(s, e) for s, e in enumerate(flat.tolist()) if e >= 0]
+        assert points(families_in(elements)) == [(s, e) for s, e in enumerate(flat.tolist()) if e >= 0]
 
 
 LARGE = {
@@ -244,7 +244,7 @@ LARGE = {
 def test_large_arrays_come_to_few_families(name):
     cut, most = LARGE[name]
     elements = np.ascontiguousarray(cut(np.arange(1024 * 64).reshape(1024, 64)))
-    families = families_of(elements)
+    families = families_in(elements)
     flat = elements.reshape(-1)
     assert points(families) == [(s, e) for s, e in enumerate(flat.tolist()) if e >= 0]
     assert len(families) <= most

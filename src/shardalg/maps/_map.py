@@ -284,6 +284,11 @@ def remember(m: AffineMap, **known: bool | None) -> AffineMap:
     return m
 
 
+def inherit(m: AffineMap, *wholes: AffineMap) -> AffineMap:
+    """Note on ``m`` what is known about all the maps it is made of."""
+    return remember(m, **{q: all(known(w, q) for w in wholes) for q in ("single_valued", "injective")})
+
+
 def known(m: AffineMap, name: str) -> bool:
     """Whether the answer True to a question is already known."""
     return bool(m.__dict__.get(name))

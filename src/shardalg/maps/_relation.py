@@ -44,6 +44,15 @@ def side_blocks(table: PieceTable, key: int, *payload: int, index: bool = False)
     )
 
 
+def side_region(table: PieceTable, side: int) -> PieceTable:
+    """One side of a table as pieces that map it to itself; what pieces share is repeated."""
+    c = table.columns
+    sides = ((c.dom_box, c.dom_offset, c.dom_strides), (c.cod_box, c.cod_offset, c.cod_strides))
+    box, offset, strides = sides[side]
+    one = np.ones(len(table), np.int64)
+    return build(Columns(box, offset, box, offset, one, one, c.shape, strides, strides))
+
+
 def exact_sizes(shape: IntArray) -> list[int]:
     """Products of the extents of each piece, exact even beyond an int64."""
     if shape.shape[1] and float(np.log2(np.maximum(shape, 1)).sum(axis=0).max()) > 61:

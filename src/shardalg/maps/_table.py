@@ -254,7 +254,7 @@ def _rises(rows: IntArray) -> bool:
     return bool(rises.all())
 
 
-def widen(table: PieceTable, axes: int) -> IntArray:
+def _widened(table: PieceTable, axes: int) -> IntArray:
     """The rows with axes filled up to ``axes``."""
     d, extra = table.axes, axes - table.axes
     if not extra:
@@ -268,7 +268,13 @@ def widen(table: PieceTable, axes: int) -> IntArray:
 def concatenate(tables: Iterable[PieceTable]) -> PieceTable:
     """One table with the pieces of all, which the caller knows to be disjoint."""
     some = [t for t in tables if len(t)]
+    return PieceTable(_sorted(in_order(some).rows)) if len(some) > 1 else in_order(some)
+
+
+def in_order(tables: Iterable[PieceTable]) -> PieceTable:
+    """Pieces one after the other, not sorted again, so that positions stay known."""
+    some = [t for t in tables if len(t)]
     if len(some) < 2:
         return some[0] if some else empty_table()
     axes = max(t.axes for t in some)
-    return PieceTable(_sorted(np.concatenate([widen(t, axes) for t in some], axis=1)))
+    return PieceTable(np.concatenate([_widened(t, axes) for t in some], axis=1))

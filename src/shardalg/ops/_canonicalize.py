@@ -9,10 +9,10 @@ import numpy as np
 
 from .._limits import Budget, Limits
 from ..maps import AffineMap
-from ..maps._map import known, remember, require_map
+from ..maps._map import inherit, require_map
 from ..maps._table import HEAD, PieceTable, concatenate
 from ._chains import Relation, refined, relation
-from ._folding import Axis, Family, Point, families_of, families_table, fold, fold_points, grouped, simplified
+from ._folding import Axis, Family, Point, families_of, fold, fold_points, grouped, simplified, table_of
 from ._homogeneous import by_holders
 
 NEAR, FAR = 3, 1024  # points at either end whose differences are tried as steps: at first, and then
@@ -48,11 +48,7 @@ def canonicalize(m: AffineMap, *, homogeneous: bool = False, limits: Limits = Li
         parts = by_holders(AffineMap(m.domain, m.codomain, table), limits)
         table = concatenate([_canonical(part, limits, budget) for part in parts])
     limits.hold("pieces", len(table))
-    return remember(
-        AffineMap(m.domain, m.codomain, table),
-        single_valued=known(m, "single_valued"),
-        injective=known(m, "injective"),
-    )
+    return inherit(AffineMap(m.domain, m.codomain, table), m)
 
 
 def _canonical(table: PieceTable, limits: Limits, budget: Budget) -> PieceTable:
@@ -98,10 +94,10 @@ def _canonical_group(table: PieceTable, limits: Limits, budget: Budget) -> Piece
     """By chains, or for a small set in order of its points where that gives fewer pieces."""
     points = relation(table, limits, budget)
     head = table.rows[:HEAD, 0]
-    chains = simplified(families_table(sorted(_families(points)), head))
+    chains = simplified(table_of(sorted(_families(points)), head))
     if len(chains) < 3 or points.size > SMALL:
         return chains
-    walked = simplified(families_table(sorted(fold(fold_points(points.listed()))), head))
+    walked = simplified(table_of(sorted(fold(fold_points(points.listed()))), head))
     return min(chains, walked, key=len)
 
 

@@ -6,7 +6,7 @@ from .._errors import InvalidMapError
 from .._limits import Budget, Limits
 from ..maps import AffineMap, Space
 from ..maps._composed import composed
-from ..maps._map import known, remember, require_map
+from ..maps._map import inherit, known, require_map
 from ..maps._relation import disjoint
 from ..maps._space import describe_key
 from ._folding import simplified
@@ -36,12 +36,7 @@ def compose(g: AffineMap, f: AffineMap, *, limits: Limits = Limits()) -> AffineM
     table = composed(g.table, f.table, limits, budget)
     if not (known(f, "single_valued") or known(g, "injective") or f.single_valued or g.injective):
         table = disjoint(table, limits, budget)
-    result = AffineMap(f.domain, g.codomain, simplified(table))
-    return remember(
-        result,
-        single_valued=known(f, "single_valued") and known(g, "single_valued"),
-        injective=known(f, "injective") and known(g, "injective"),
-    )
+    return inherit(AffineMap(f.domain, g.codomain, simplified(table)), f, g)
 
 
 def require_same_space(a: Space, b: Space, verb: str, a_name: str, b_name: str) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from .._errors import InvalidMapError
 from .._limits import Limits
 from ..maps import AffineMap, Box, Piece, Space
-from ..maps._map import known, remember, require_map
+from ..maps._map import inherit, require_map
 from ..maps._space import IntArray, Key, Shape, as_int, describe_key, listed, row_major
 from ..maps._table import PieceTable, concatenate
 from ._folding import simplified
@@ -48,8 +48,7 @@ def concat(maps: Sequence[AffineMap], axis: int | tuple[int, int], *, limits: Li
     tables = [
         _placed(m, (dom, here, a), (cod, there, b), limits) for m, a, b in zip(maps, dom_starts, cod_starts)
     ]
-    whole = AffineMap(dom, cod, simplified(concatenate(tables)))
-    return remember(whole, **{q: all(known(m, q) for m in maps) for q in ("single_valued", "injective")})
+    return inherit(AffineMap(dom, cod, simplified(concatenate(tables))), *maps)
 
 
 def _appended(spaces: Sequence[Space], axis: int) -> tuple[Space, list[Starts]]:

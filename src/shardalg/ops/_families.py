@@ -12,14 +12,14 @@ MANY = 64  # kinds of rows, or of run lengths, beyond which an axis says nothing
 ODD = 0x1E3779B97F4A7C15
 
 
-def families_of(elements: IntArray) -> list[Family]:
+def families_in(elements: IntArray) -> list[Family]:
     """The pairs (slot, element) of an array that holds, slot by slot, an element or -1.
 
     Slots are row-major addresses of the array. Each axis is tried as an axis of the families: rows
     that differ by a shift alone share one description. Vectorised: a few passes over the array, and
     Python work only for what it comes to.
 
-    >>> families_of(np.array([[0, 1], [8, 9], [16, 17]]))
+    >>> families_in(np.array([[0, 1], [8, 9], [16, 17]]))
     [((0, 0), ((3, 2, 8), (2, 1, 1)))]
     """
     return _block(elements, row_major(elements.shape))

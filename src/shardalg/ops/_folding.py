@@ -57,7 +57,7 @@ def _folded(table: PieceTable, listed: int) -> list[PieceTable] | None:
             origin += [int(picked[0])] * len(fewer)
     if not touched.any():
         return None
-    made = [families_table(folded, table.rows[:HEAD, origin]) for folded, origin in parts]
+    made = [table_of(folded, table.rows[:HEAD, origin]) for folded, origin in parts]
     return [*made, table.take(~touched)]
 
 
@@ -110,7 +110,7 @@ def families_of(table: PieceTable) -> list[Family]:
     return [(head, tuple(axis for axis in part if axis[0] > 1)) for head, part in zip(heads, axes)]
 
 
-def families_table(families: list[Family], head: IntArray | Sequence[int]) -> PieceTable:
+def table_of(families: list[Family], head: IntArray | Sequence[int]) -> PieceTable:
     """Families as a table, in the boxes and at the scales of pieces whose rows start with ``head``:
     one column for all families, or one for each."""
     if not families:

@@ -21,9 +21,10 @@ from ..maps._relation import (
     families_table,
     minus,
     side_blocks,
+    side_region,
 )
 from ..maps._space import IntArray, as_int, describe_key
-from ..maps._table import Columns, PieceTable, build, concatenate, empty_table
+from ..maps._table import Columns, PieceTable, build, concatenate, empty_table, in_order
 from ._folding import simplified
 
 
@@ -72,7 +73,7 @@ def held_regions(layout: AffineMap) -> tuple[tuple[tuple[int, ...], AffineMap], 
     once = np.flatnonzero(cut.rank == first)
     order = once[np.argsort(number[once], kind="stable")]
     parts = np.split(order, np.flatnonzero(np.diff(number[order])) + 1)
-    regions = [simplified(_codomain_region(cut.table.take(part))) for part in parts]
+    regions = [simplified(side_region(cut.table.take(part), CODOMAIN)) for part in parts]
     return tuple((ranks, AffineMap(space, space, region)) for ranks, region in zip(sets, regions))
 
 
@@ -167,7 +168,7 @@ def _refined(layout: AffineMap, limits: Limits) -> Atoms:
     own = {r: _lowest_slots(layout, r, limits, budget) for r in layout.ranks}
     regions: list[tuple[PieceTable, tuple[int, ...]]] = []
     for r, table in own.items():
-        fresh = _codomain_region(table)
+        fresh = side_region(table, CODOMAIN)
         cut = []
         for region, ranks in regions:
             both = families_table(common(region, fresh, limits, budget), region)
@@ -196,25 +197,6 @@ def _cut_by(
             rank += [r] * len(part)
     table = in_order(tables)
     return Atoms(table, np.array(atom, np.int64), np.array(rank, np.int64), tuple(r for _, r in regions))
-
-
-def in_order(tables: list[PieceTable]) -> PieceTable:
-    """Pieces one after the other, not sorted again, so that positions stay known."""
-    axes = max((t.axes for t in tables), default=0)
-    rows = [np.concatenate([t.rows[:6], *(_grown(t, i, axes) for i in range(3))]) for t in tables if len(t)]
-    return PieceTable(np.concatenate(rows, axis=1)) if rows else empty_table()
-
-
-def _grown(table: PieceTable, block: int, axes: int) -> IntArray:
-    rows = table.rows[6 + block * table.axes : 6 + (block + 1) * table.axes]
-    return np.pad(rows, ((0, axes - table.axes), (0, 0)), constant_values=1 if block == 0 else 0)
-
-
-def _codomain_region(table: PieceTable) -> PieceTable:
-    c = table.columns
-    one = np.ones(len(table), np.int64)
-    sides = (c.cod_box, c.cod_offset)
-    return build(Columns(*sides, *sides, one, one, c.shape, c.cod_strides, c.cod_strides))
 
 
 def _onto(table: PieceTable, region: PieceTable, limits: Limits, budget: Budget) -> PieceTable:
@@ -250,7 +232,7 @@ def lowest_slots(table: PieceTable, limits: Limits, budget: Budget) -> PieceTabl
     kept = [table.take(~repeated)]
     seen = empty_table()
     for piece in _in_slot_order(table.take(repeated), limits, budget):
-        fresh = minus(_codomain_region(piece), seen, limits, budget)
+        fresh = minus(side_region(piece, CODOMAIN), seen, limits, budget)
         kept.append(_onto(piece, fresh, limits, budget))
         seen = concatenate([seen, fresh])
     return concatenate(kept)

@@ -11,7 +11,7 @@ from ..maps import AffineMap
 from ..maps._meet import meet
 from ..maps._relation import CODOMAIN, DOMAIN, exact_sizes, families_table, side_blocks
 from ..maps._space import IntArray
-from ..maps._table import PieceTable, concatenate, widen
+from ..maps._table import PieceTable, concatenate, in_order
 from ._folding import simplified
 from ._holders import held_regions, left_families
 
@@ -28,8 +28,7 @@ def by_holders(m: AffineMap, limits: Limits = Limits()) -> list[PieceTable]:
         return [m.table]
     owned = AffineMap(m.domain, m.codomain, plainer.table.take(ranked))
     regions = [region.table for _, region in held_regions(owned)]
-    axes = max(r.axes for r in regions)
-    where = PieceTable(np.concatenate([widen(r, axes) for r in regions], axis=1))
+    where = in_order(regions)
     number = np.repeat(np.arange(len(regions)), [len(r) for r in regions])
     return _cut(m.table, where, number, limits)
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from .._errors import InvalidMapError
 from ..maps import AffineMap, Space
-from ..maps._map import known, rebox, remember, require_map
+from ..maps._map import inherit, rebox, require_map
 from ..maps._space import as_int
 from ..maps._table import build
 
@@ -33,5 +33,4 @@ def part(m: AffineMap, ranks: int | Iterable[int]) -> AffineMap:
     place = np.full(len(m.domain), -1, np.int64)
     place[[m.domain.index(*b.key) for b in boxes]] = np.arange(len(boxes))
     kept = m.table.take(place[m.table.columns.dom_box] >= 0)
-    found = AffineMap(space, m.codomain, build(rebox(kept, place, None)))
-    return remember(found, **{q: known(m, q) for q in ("single_valued", "injective")})
+    return inherit(AffineMap(space, m.codomain, build(rebox(kept, place, None))), m)

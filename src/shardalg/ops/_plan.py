@@ -13,16 +13,16 @@ from ..maps import AffineMap
 from ..maps._composed import product_scale
 from ..maps._map import remember, require_map
 from ..maps._meet import Blocks, Met, meet
-from ..maps._relation import CODOMAIN, DOMAIN, collides, exact_sizes, side_blocks
+from ..maps._relation import CODOMAIN, DOMAIN, collides, exact_sizes, side_blocks, side_region
 from ..maps._space import MOST_RANK, IntArray, as_int, by_position
-from ..maps._table import Columns, PieceTable, build, concatenate
+from ..maps._table import Columns, PieceTable, build, concatenate, in_order
 from ..plans import TransferPlan
 from ..plans._plan import RankMap
 from ._balance import Demand, as_blocks, block_of, shares
 from ._boxes import box_copies
 from ._compose import compose, require_same_space
 from ._folding import simplified
-from ._holders import Atoms, atoms, in_order, lowest_slots
+from ._holders import Atoms, atoms, lowest_slots
 from ._questions import is_single_valued, say_slot
 from ._regions import domain
 from ._select import Requests, SelectLike, Selector, as_selector
@@ -348,12 +348,8 @@ def _among(answer: IntArray, r: Requests) -> np.ndarray[tuple[int], np.dtype[np.
 
 def _atom_region(source: AffineMap, cut: Atoms, atom: int) -> AffineMap:
     first = cut.holders[atom][0]
-    c = cut.table.columns
-    picked = np.flatnonzero((cut.atom == atom) & (cut.rank == first))
-    sides = (c.cod_box[picked], c.cod_offset[picked])
-    one, strides = np.ones(len(picked), np.int64), c.cod_strides[:, picked]
-    table = build(Columns(*sides, *sides, one, one, c.shape[:, picked], strides, strides))
-    return AffineMap(source.codomain, source.codomain, table)
+    its = cut.table.take((cut.atom == atom) & (cut.rank == first))
+    return AffineMap(source.codomain, source.codomain, side_region(its, CODOMAIN))
 
 
 def _copies(m: _Matched) -> PieceTable:

@@ -11,7 +11,7 @@ import optree
 from .._errors import InvalidMapError
 from .._limits import Limits
 from ..maps import AffineMap, Box, Space
-from ..maps._map import known, rebox, remember
+from ..maps._map import inherit, rebox
 from ..maps._space import by_key
 from ..maps._table import build, concatenate
 from ..plans import Entry, TransferPlan, TreePlan
@@ -183,5 +183,4 @@ def side_by_side(layouts: tuple[AffineMap, ...]) -> AffineMap:
         dom = np.array([storage.index(*b.key) for b in its], np.int64)
         cod = np.array([logical.index(None, str(k))], np.int64)
         tables.append(build(rebox(m.table, dom, cod)))
-    whole = AffineMap(storage, logical, concatenate(tables))
-    return remember(whole, **{q: all(known(m, q) for m in layouts) for q in ("single_valued", "injective")})
+    return inherit(AffineMap(storage, logical, concatenate(tables)), *layouts)

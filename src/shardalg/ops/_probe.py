@@ -19,8 +19,8 @@ from ..maps._map import remember
 from ..maps._ratio import simplest_ratio
 from ..maps._space import IntArray, Shape, as_int, as_shape
 from ..maps._table import concatenate
-from ._families import families_of
-from ._folding import families_table, simplified
+from ._families import families_in
+from ._folding import simplified, table_of
 from ._layout import rank_ids
 
 Values: TypeAlias = npt.NDArray[Any]
@@ -393,12 +393,12 @@ def _as_map(learnt: Mapping[int, Learnt], shape: Shape, dtype: str, limits: Limi
         elements, scales, _ = learnt[b.rank]
         for scale in np.unique(scales[scales != 0]):
             whole = scales.ndim == 0 and elements.ndim
-            families = families_of(elements if whole else np.where(scales == scale, elements, -1))
+            families = families_in(elements if whole else np.where(scales == scale, elements, -1))
             if not families:
                 continue
             limits.hold("pieces", len(families))
             exact = _ratio(np.asarray(scale), (), dtype)
-            tables.append(families_table(families, [box, 0, 0, 0, exact.numerator, exact.denominator]))
+            tables.append(table_of(families, [box, 0, 0, 0, exact.numerator, exact.denominator]))
     found = AffineMap(storage, Space.logical(shape), simplified(concatenate(tables)))
     return remember(found, single_valued=True)
 

@@ -7,7 +7,7 @@ import numpy as np
 from .._limits import Budget, Limits
 from ..maps import AffineMap, Box, Space
 from ..maps._composed import product_scale
-from ..maps._map import known, remember, require_map
+from ..maps._map import inherit, require_map
 from ..maps._relation import disjoint
 from ..maps._space import IntArray
 from ..maps._table import Columns, build
@@ -50,8 +50,7 @@ def product(a: AffineMap, b: AffineMap, *, limits: Limits = Limits()) -> AffineM
     )  # fmt: skip
     if not _one_scale(a) and not _one_scale(b):
         table = disjoint(table, limits, Budget(limits))
-    both = {q: known(a, q) and known(b, q) for q in ("single_valued", "injective")}
-    return remember(AffineMap(dom, cod, table), **both)
+    return inherit(AffineMap(dom, cod, table), a, b)
 
 
 def _one_scale(m: AffineMap) -> bool:

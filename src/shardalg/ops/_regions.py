@@ -11,7 +11,7 @@ from .._errors import InvalidMapError
 from .._limits import Budget, Limits
 from ..maps import AffineMap, Box, Space
 from ..maps._map import full, known, remember, require_map
-from ..maps._relation import disjoint, minus
+from ..maps._relation import CODOMAIN, DOMAIN, disjoint, minus, side_region
 from ..maps._space import as_int, describe_key, row_major
 from ..maps._table import Columns, PieceTable, build
 from ._compose import compose
@@ -112,28 +112,20 @@ def corestrict(m: AffineMap, where: RegionLike, *, limits: Limits = Limits()) ->
 def domain(m: AffineMap, *, limits: Limits = Limits()) -> AffineMap:
     """The slots that ``m`` maps, as a region."""
     require_map(m, "domain: m")
-    c = m.table.columns
-    sides = (c.dom_box, c.dom_offset, c.dom_strides)
-    return _side_region(m.domain, sides, m, known(m, "single_valued"), limits)
+    return _side_region(m, DOMAIN, known(m, "single_valued"), limits)
 
 
 def image(m: AffineMap, *, limits: Limits = Limits()) -> AffineMap:
     """The elements that ``m`` reaches, as a region."""
     require_map(m, "image: m")
-    c = m.table.columns
-    sides = (c.cod_box, c.cod_offset, c.cod_strides)
-    return _side_region(m.codomain, sides, m, known(m, "injective"), limits)
+    return _side_region(m, CODOMAIN, known(m, "injective"), limits)
 
 
-def _side_region(
-    space: Space, side: tuple[Any, Any, Any], m: AffineMap, distinct: bool, limits: Limits
-) -> AffineMap:
-    box, offset, strides = side
-    one = np.ones(len(box), np.int64)
-    table = build(Columns(box, offset, box, offset, one, one, m.table.shape, strides, strides))
+def _side_region(m: AffineMap, side: int, distinct: bool, limits: Limits) -> AffineMap:
+    table = side_region(m.table, side)
     if not distinct:
         table = disjoint(_unrepeated(table), limits, Budget(limits))
-    return _identity(space, table)
+    return _identity(m.domain if side == DOMAIN else m.codomain, table)
 
 
 def _unrepeated(table: PieceTable) -> PieceTable:

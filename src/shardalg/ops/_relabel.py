@@ -9,7 +9,7 @@ import numpy as np
 
 from .._errors import InvalidMapError
 from ..maps import AffineMap, Box, Space
-from ..maps._map import known, rebox, remember, require_map
+from ..maps._map import inherit, rebox, require_map
 from ..maps._space import IntArray, Key, describe_key, listed
 from ..maps._table import build
 
@@ -32,8 +32,7 @@ def relabel(m: AffineMap, *, domain: Keys | None = None, codomain: Keys | None =
     cod, cod_boxes = _relabelled(m.codomain, codomain)
     if dom is m.domain and cod is m.codomain:
         return m
-    renamed = AffineMap(dom, cod, build(rebox(m.table, dom_boxes, cod_boxes)))
-    return remember(renamed, **{q: known(m, q) for q in ("single_valued", "injective")})
+    return inherit(AffineMap(dom, cod, build(rebox(m.table, dom_boxes, cod_boxes))), m)
 
 
 def _relabelled(space: Space, keys: Keys | None) -> tuple[Space, IntArray | None]:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from .._errors import InvalidMapError
 from .._limits import Limits
 from ..maps import AffineMap, Box, Piece, Side, Space
-from ..maps._map import known, remember
+from ..maps._map import inherit, remember
 from ..maps._space import describe_key
 from ._compose import compose
 from ._invert import invert
@@ -55,8 +55,7 @@ def between(m: AffineMap, domain: Space, codomain: Space) -> AffineMap:
     """The table of ``m`` between other spaces whose boxes have the same order and sizes."""
     if domain is m.domain and codomain is m.codomain:
         return m
-    changed = AffineMap(domain, codomain, m.table)
-    return remember(changed, **{q: known(m, q) for q in ("single_valued", "injective")})
+    return inherit(AffineMap(domain, codomain, m.table), m)
 
 
 def boxes_as(space: Space, shapes: Sequence[Any]) -> Space:

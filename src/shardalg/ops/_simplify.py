@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..maps import AffineMap
-from ..maps._map import known, remember, require_map
+from ..maps._map import inherit, require_map
 from ..maps._table import concatenate
 from ._folding import simplified
 from ._homogeneous import by_holders
@@ -35,8 +35,4 @@ def simplify(m: AffineMap, *, homogeneous: bool = False) -> AffineMap:
     table = tables[0] if len(tables) == 1 else concatenate(tables)
     if table == m.table:
         return m
-    return remember(
-        AffineMap(m.domain, m.codomain, table),
-        single_valued=known(m, "single_valued"),
-        injective=known(m, "injective"),
-    )
+    return inherit(AffineMap(m.domain, m.codomain, table), m)

@@ -37,19 +37,20 @@ def tree_wire(tree: TreePlan, most: IntArray, relay: bool) -> Wire:
         if key not in made:
             made[key] = relayed(e.plan, key[1]) if relay else direct(e.plan, key[1])
         parts.append(made[key])
-    return _joined(parts)
+    joined = _joined(parts)
+    joined.rows[3] = np.repeat(np.arange(len(parts)), np.array([len(p.feed) for p in parts], np.int64))
+    return joined
 
 
 def _joined(parts: list[Wire]) -> Wire:
-    """The blocks of entries 0, 1, ... as one."""
-    axes = max(((len(p.rows) - PARCEL_HEAD) // 2 for p in parts), default=0)
-    counts = np.array([p.rows.shape[1] for p in parts], np.int64)
+    """The blocks of all parts as one."""
     if not len(parts):
         return Wire(np.zeros((PARCEL_HEAD, 0), np.int64), np.zeros(0, np.int64))
-    rows = np.concatenate([_widened(p.rows, axes) for p in parts], axis=1)
-    rows[3] = np.repeat(np.arange(len(parts)), counts)
+    axes = max((len(p.rows) - PARCEL_HEAD) // 2 for p in parts)
+    counts = np.array([p.rows.shape[1] for p in parts], np.int64)
     before = np.repeat(np.cumsum(counts) - counts, counts)
     feed = np.concatenate([p.feed for p in parts])
+    rows = np.concatenate([_widened(p.rows, axes) for p in parts], axis=1)
     return Wire(rows, np.where(feed < 0, -1, feed + before))
 
 
@@ -80,6 +81,13 @@ def _columns(c: Columns, picked: IntArray, source: IntArray, target: IntArray) -
     return np.concatenate([head, shape, np.abs(strides)])
 
 
+def _sizes(rows: IntArray) -> IntArray:
+    """Elements of each block."""
+    shape = rows[PARCEL_HEAD : PARCEL_HEAD + (len(rows) - PARCEL_HEAD) // 2]
+    sizes: IntArray = np.prod(shape, axis=0, dtype=np.int64)
+    return sizes
+
+
 MOST_BLOCKS = 1 << 23  # as many as Limits().copies
 
 
@@ -87,11 +95,10 @@ def cut(rows: IntArray, most: int) -> IntArray:
     """Blocks of more than ``most`` elements in even slabs along their outer axes."""
     axes = (len(rows) - PARCEL_HEAD) // 2
     for k in range(axes):
-        shape = rows[PARCEL_HEAD : PARCEL_HEAD + axes]
-        size = np.prod(shape, axis=0, dtype=np.int64)
+        size = _sizes(rows)
         if not (size > most).any():
             break
-        extent = shape[k]
+        extent = rows[PARCEL_HEAD + k]
         step = np.maximum(1, most // (size // extent))
         count = np.where(size > most, -(-extent // step), 1)
         total = int(count.sum(dtype=object))
@@ -118,14 +125,7 @@ def relayed(plan: TransferPlan, most: int) -> Wire:
     if plan.map.table.scaled:
         return direct(plan, most)
     parts = [_spread(rows, wanted, turn, most) for turn, (rows, wanted) in enumerate(_wanted(plan))]
-    counts = np.array([p.rows.shape[1] for p in parts], np.int64)
-    if not parts:
-        return direct(plan, most)
-    before = np.repeat(np.cumsum(counts) - counts, counts)
-    axes = max((len(p.rows) - PARCEL_HEAD) // 2 for p in parts)
-    feed = np.concatenate([p.feed for p in parts])
-    rows = np.concatenate([_widened(p.rows, axes) for p in parts], axis=1)
-    return Wire(rows, np.where(feed < 0, -1, feed + before))
+    return _joined(parts) if parts else direct(plan, most)
 
 
 def _wanted(plan: TransferPlan) -> list[tuple[IntArray, list[int]]]:
@@ -152,10 +152,10 @@ def _spread(rows: IntArray, wanted: list[int], turn: int, most: int) -> Wire:
     """First hops in even parts over the ranks that want the blocks, then the forwarding."""
     ranks = np.roll(np.array(wanted, np.int64), -turn)
     count = len(ranks)
-    total = int(np.prod(rows[PARCEL_HEAD : PARCEL_HEAD + (len(rows) - PARCEL_HEAD) // 2], axis=0).sum())
+    total = int(_sizes(rows).sum())
     few = count == 1 or total < FEW * count
     rows = cut(rows, most if few else min(most, -(-total // count)))
-    size = np.prod(rows[PARCEL_HEAD : PARCEL_HEAD + (len(rows) - PARCEL_HEAD) // 2], axis=0, dtype=np.int64)
+    size = _sizes(rows)
     middle = np.cumsum(size) - (size + 1) // 2
     part = np.zeros(len(size), np.int64) if few else middle * count // total
     rows[2] = ranks[part]
