@@ -58,6 +58,22 @@ def test_every_operator_has_its_law_on_the_page():
     assert sorted(set(functions) - said) == [], "not in the table of docs/algebra.md"
 
 
+# Operators that need runs are tested with the backends.
+ELSEWHERE = {"_adjoint": "backends/test_autograd.py", "_schedule": "backends/test_schedule.py"}
+
+
+def test_every_operator_says_its_cost_and_has_a_test_of_its_name():
+    """``ops/_name.py`` is tested by ``tests/ops/test_name.py``."""
+    table = (PAGE.parent / "algebra.md").read_text().partition("| operator |")[2]
+    operators = {name.partition("(")[0] for name in named("| operator |" + table)}
+    functions = [getattr(sa, name) for name in operators if callable(getattr(sa, name, None))]
+    assert len(functions) > 40
+    for f in functions:
+        assert "Cost: " in f.__doc__ and ">>> " in f.__doc__, f.__name__
+        file = f.__module__.rpartition(".")[2]
+        assert (Path(__file__).parent / ELSEWHERE.get(file, f"ops/test{file}.py")).exists(), file
+
+
 @pytest.mark.parametrize("page, want", [("| `plan`, `run` | of `x` |\n| `plan` | |", {"plan": 2, "run": 1})])
 def test_names_are_counted_in_the_first_column(page, want):
     assert named(page) == want

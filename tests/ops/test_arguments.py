@@ -188,6 +188,15 @@ def test_no_segments_of_an_empty_axis_leave_every_rank_an_empty_shard():
     )
 
 
+@pytest.mark.parametrize("make", [
+    lambda: Split(0, sizes=3), lambda: Segments(0, 3), lambda: Segments(0, [4]), lambda: Experts(3),
+    lambda: Experts([3]), lambda: Segments(0, [(1, Split(0), 2)]), lambda: Experts("01"),
+])  # fmt: skip
+def test_arguments_that_are_no_sequences_are_refused(make):
+    with pytest.raises(InvalidMapError, match=r"sequence|pairs"):
+        make()
+
+
 # --- placements of torch ------------------------------------------------------------------------
 
 

@@ -627,98 +627,6 @@ def test_the_digest_names_the_question():
     assert {plan(source, target, rank=r).digest for r in range(4)} == {p.digest}
 
 
-# --- trees ----------------------------------------------------------------------------------
-
-
-def test_q_k_v_become_one_tensor_in_six_copies():
-    """Case 44."""
-    whole = {n: layout(s, Replicate(), ranks=1) for n, s in (("q", (8, 4)), ("k", (2, 4)), ("v", (2, 4)))}
-    fused = layout((12, 4), sa.Segments(0, ((8, Split(0)), (2, Split(0)), (2, Split(0)))), ranks=2)
-    p = sa.plan_tree(whole, {"qkv": fused}, views={"qkv": sa.join(["q", "k", "v"], axis=0)})
-    assert len(p) == 6
-
-
-def test_experts_become_one_tensor_in_four_copies():
-    """Case 45."""
-    names = [f"e{i}" for i in range(4)]
-    whole = {n: layout((6, 4), Replicate(), ranks=1) for n in names}
-    w13 = layout((4, 6, 4), Split(0), ranks=2)
-    assert len(sa.plan_tree(whole, {"w": w13}, views={"w": sa.join(names, stack=True)})) == 4
-
-
-def test_names_on_one_side_only_list_both_sets():
-    one = layout((4,), Split(0), ranks=2)
-    with pytest.raises(
-        InvalidMapError, match=r"wanted but not among the sources \['b'\].*not wanted \['a'\]"
-    ):
-        sa.plan_tree({"a": one}, {"b": one})
-    with pytest.raises(InvalidMapError, match="views= and tied= name targets"):
-        sa.plan_tree({"a": one}, {"a": one}, views={"c": sa.join(["a"])})
-
-
-def test_equal_layout_pairs_are_planned_once():
-    rows, columns = (layout((8, 8), Split(a), ranks=2) for a in (0, 1))
-    names = [f"layer{i}" for i in range(5)]
-    p = sa.plan_tree(dict.fromkeys(names, rows), dict.fromkeys(names, columns))
-    assert len({id(e.plan) for e in p.entries}) == 1
-
-
-def test_tied_targets_are_written_once():
-    """Case 46."""
-    rows, columns = (layout((8, 8), Split(a), ranks=2) for a in (0, 1))
-    p = sa.plan_tree({"embed": rows}, {"embed": columns, "head": columns}, tied={"head": "embed"})
-    assert [e.target for e in p.entries] == ["embed"]
-    with pytest.raises(InvalidMapError, match="different layouts"):
-        sa.plan_tree({"embed": rows}, {"embed": columns, "head": rows}, tied={"head": "embed"})
-
-
-# --- experts --------------------------------------------------------------------------------
-
-UNIFORM, TANGLED = Experts.uniform(4, 2), Experts([[3, 0], [], [1, 2, 0]])
-SHAPES = {"w1": (4, 2, 3), "w2": (4, 3, 2)}
-
-
-def test_five_copies_of_one_expert_each():
-    """Case 41."""
-    p = sa.plan_experts(UNIFORM, TANGLED, SHAPES)["w1"]
-    ends = [(c.source.rank, c.source.offset, c.target.rank, c.target.offset, c.shape) for c in p.copies]
-    assert ends == [
-        (1, 6, 0, 0, (6,)), (0, 0, 0, 6, (6,)), (0, 6, 2, 0, (6,)), (1, 0, 2, 6, (6,)), (0, 0, 2, 12, (6,)),
-    ]  # fmt: skip
-    assert p.target.shard_shape(1) == (0, 2, 3)
-    assert p.stats.elements_crossing is None and p.stats.lower_bound is None
-
-
-def test_expert_plans_know_the_processes_when_told():
-    p = sa.plan_experts(UNIFORM, TANGLED, SHAPES, source_ranks=[0, 1], target_ranks=[2, 3, 4])["w2"]
-    assert p.stats.elements_crossing == p.stats.lower_bound == 30
-    with pytest.raises(InvalidMapError, match="source_ranks= and target_ranks="):
-        sa.plan_experts(UNIFORM, TANGLED, SHAPES, select="stay")
-
-
-def test_expert_refusals():
-    with pytest.raises(UnsupportedError, match=r"rank 1, position 0: .* expert 2, .* expert 3"):
-        sa.plan_experts(UNIFORM, TANGLED, SHAPES, packed=Experts([[0, 1], [3, 2]]))
-    live = sa.expert_layouts(UNIFORM, SHAPES)["w1"]
-    other = sa.expert_layouts(Experts([[1, 0], [2, 3]]), SHAPES)["w1"]
-    assert sa.plan_experts(UNIFORM, TANGLED, SHAPES, published={"w1": (UNIFORM, live)})
-    with pytest.raises(InvalidMapError, match="published map is not the live one"):
-        sa.plan_experts(UNIFORM, TANGLED, SHAPES, published={"w1": (UNIFORM, other)})
-    with pytest.raises(InvalidMapError, match="published placement"):
-        sa.plan_experts(UNIFORM, TANGLED, SHAPES, published={"w1": (TANGLED, live)})
-    with pytest.raises(InvalidMapError, match="one number of experts"):
-        sa.plan_experts(UNIFORM, TANGLED, {"a": (4, 2), "b": (5, 2)})
-    with pytest.raises(InvalidMapError, match=r"rank 1 lists expert 3, but .* 3 experts"):
-        sa.plan_experts(UNIFORM, TANGLED, {"a": (3, 2)})
-
-
-def test_a_doubled_expert_crosses_once():
-    """Case 31, small: an expert twice on a rank that held none of it."""
-    source, target = Experts([[0, 1], [2, 3]]), Experts([[0], [2, 0, 0]])
-    p = sa.plan_experts(source, target, {"w": (4, 5)}, source_ranks=[0, 1], target_ranks=[0, 1])["w"]
-    assert p.stats.elements == 20 and p.stats.elements_crossing == 5
-
-
 # --- found by attack ------------------------------------------------------------------------
 
 
@@ -736,27 +644,9 @@ def test_balanced_reaches_the_bound(both):
     assert stats.elements_crossing == stats.lower_bound
 
 
-@pytest.mark.parametrize("call", [
-    lambda m: plan(Split(0), m), lambda m: plan(m, None), lambda m: extract(Split(0), np.zeros(4)),
-    lambda m: compose(m, Split(0)), lambda m: equivalent(m, 3), lambda m: sa.rebuild(None, {}),
-])  # fmt: skip
-def test_what_is_no_map_is_refused_with_the_way_to_one(call):
-    with pytest.raises(InvalidMapError, match=r"must be an AffineMap, got .*layout\(shape, \.\.\.\)"):
-        call(layout((4,), Split(0), ranks=2))
-
-
 def test_a_dict_of_layouts_belongs_to_plan_tree():
     with pytest.raises(InvalidMapError, match="use plan_tree"):
         plan({"a": 1}, {"a": 1})
-
-
-@pytest.mark.parametrize("make", [
-    lambda: Split(0, sizes=3), lambda: sa.Segments(0, 3), lambda: sa.Segments(0, [4]), lambda: Experts(3),
-    lambda: Experts([3]), lambda: sa.Segments(0, [(1, Split(0), 2)]), lambda: Experts("01"),
-])  # fmt: skip
-def test_arguments_that_are_no_sequences_are_refused(make):
-    with pytest.raises(InvalidMapError, match=r"sequence|pairs"):
-        make()
 
 
 def test_a_schedule_of_more_blocks_than_can_be_listed_is_refused():

@@ -22,9 +22,10 @@ def fingerprint(m: AffineMap) -> str:
     A map is the polynomial with one term x**slot * y**element for each of its triples, times
     factors that name the two boxes and the scale. Two maps are equivalent exactly when their spaces
     and polynomials are equal; here the polynomial is evaluated at two fixed points of the field
-    of 2**127 - 1 elements. A piece is a product of geometric series, one per axis, so the cost
-    grows with the pieces and never with the elements. The points are public: the digest tells
-    different maps apart by chance (about 2**-128), it does not stop a forger.
+    of 2**127 - 1 elements. A piece is a product of geometric series, one per axis. The points are
+    public: the digest tells different maps apart by chance (about 2**-128), it does not stop a forger.
+
+    Cost: a few powers per axis of each piece; never the elements.
 
     >>> from shardalg import Split, layout
     >>> halves = layout((8,), Split(0), ranks=2)

@@ -16,12 +16,13 @@ def compose(g: AffineMap, f: AffineMap, *, limits: Limits = Limits()) -> AffineM
     """``f``, then ``g``: the pairs (s, e) with f(s) = m and g(m) = e for some m.
 
     Scales multiply. Associative, with the identity as unit; ``compose(invert(f), f)`` is
-    "same element". Closed: any strides compose. Near-linear in the output when the strides
-    on the middle space are digits (each exceeds the span of the smaller ones, or divides
-    the larger); unrelated overlapping strides are subset-sum and end in ``LimitError``
-    at ``limits.steps``.
+    "same element". Closed: any strides compose.
 
     Raises ``InvalidMapError`` if the middle spaces differ.
+
+    Cost: near-linear in the output when the strides on the middle space are digits (each exceeds
+    the span of the smaller ones, or divides the larger); unrelated overlapping strides are
+    subset-sum and end in ``LimitError`` at ``limits.steps``.
 
     >>> from shardalg import AffineMap, Piece, Side, Space
     >>> line = lambda n, s, m: AffineMap.from_pieces(

@@ -30,6 +30,8 @@ def concat(maps: Sequence[AffineMap], axis: int | tuple[int, int], *, limits: Li
 
     Raises ``InvalidMapError`` where two boxes differ along another axis.
 
+    Cost: one pass where boxes grow along their first axis longer than 1, else a composition per map.
+
     >>> from shardalg import Replicate, Segments, Split, equivalent, layout
     >>> q, kv = layout((8, 2), Split(0), ranks=2), layout((3, 2), Replicate(), ranks=2)
     >>> fused = layout((11, 2), Segments(0, ((8, Split(0)), (3, Replicate()))), ranks=2)

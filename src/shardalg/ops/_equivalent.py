@@ -14,6 +14,8 @@ def equivalent(a: AffineMap, b: AffineMap, *, limits: Limits = Limits()) -> bool
     Exact, and decided by counting: pieces of a map are disjoint, so the maps are equal exactly
     when both sizes equal the sum of all piece intersections. No element is walked.
 
+    Cost: near-linear in the pieces and in where they meet, as ``compose``.
+
     >>> from shardalg import layout, Split
     >>> halves = layout((8,), Split(0), ranks=2)
     >>> equivalent(halves, layout((8,), Split(0, sizes=(4, 4)), ranks=2))

@@ -57,6 +57,8 @@ def explain(
     True exactly where ``equivalent(a, b)``. ``same + moved + missing`` is the size of ``a``.
     ``names`` are what the two are called in the words.
 
+    Cost: near-linear in the pieces and in where they meet, as ``compose``.
+
     >>> from shardalg import Cyclic, Split, layout
     >>> print(explain(layout((6,), Split(0), ranks=3), layout((6,), Cyclic(0, 1), ranks=3)))
     2 same, 4 moved, 0 missing, 0 extra;

@@ -19,6 +19,8 @@ def flat_group(shapes: Mapping[str, Any], ranks: Any, align: int = 1) -> AffineM
 
     ``shapes`` is ``{name: shape}`` in the order of the buffer; sizes and ``align`` are in elements.
 
+    Cost: a piece per tensor and rank it falls to.
+
     >>> m = flat_group({"w": (5, 3), "b": (4,)}, 2, align=4)
     >>> m.shard_shape(0), [(p.codomain.name, p.size) for p in m.pieces]
     ((10,), [('w', 10), ('w', 5), ('b', 4)])

@@ -14,6 +14,8 @@ def invert(m: AffineMap) -> AffineMap:
 
     ``invert(invert(m)) == m`` and ``invert(compose(g, f))`` equals ``compose(invert(f), invert(g))``.
 
+    Cost: one pass over the pieces.
+
     >>> from shardalg import AffineMap, Piece, Side, Space
     >>> m = AffineMap.from_pieces(Space.shards({0: (2,)}), Space.logical((4,)),
     ...                           [Piece((2,), Side(0, (1,), rank=0), Side(1, (2,)))])

@@ -89,7 +89,12 @@ def each_split(axis: int, sizes: Sequence[int], attention: Attention, ranks: int
 
 
 def qkv_qwen(shape: Any, attention: Attention, ranks: Any) -> AffineMap:
-    """As ``qkv_by_block``, but every rank must hold some query rows: QWen cannot unpack an empty one."""
+    """As ``qkv_by_block``, but every rank must hold some query rows: QWen cannot unpack an empty one.
+
+    >>> m = qkv_qwen((12, 2), Attention(kv_heads=4), 2)
+    >>> m == qkv_by_block((12, 2), Attention(kv_heads=4), 2)
+    True
+    """
     shape, labels = _rows(shape, "qkv_qwen"), rank_ids(ranks)
     placement = _blocks(shape, attention, len(labels))
     query = head_sizes(placement.parts[0][0], attention, len(labels))
@@ -166,7 +171,12 @@ def qkv_bigcode(shape: Any, attention: Attention, ranks: Any) -> AffineMap:
 
 
 def qkv_phi3(shape: Any, attention: Attention, ranks: Any) -> AffineMap:
-    """q, then k, then v, where k and v have ``kv_heads`` heads of ``columns / heads`` rows. Phi-3."""
+    """q, then k, then v, where k and v have ``kv_heads`` heads of ``columns / heads`` rows. Phi-3.
+
+    >>> m = qkv_phi3((16, 8), Attention(heads=4, kv_heads=2), 2)
+    >>> [(p.shape, p.codomain.offset) for p in m.pieces_of(1)]
+    [((32,), 32), ((2, 16), 80)]
+    """
     shape, labels = _rows(shape, "qkv_phi3"), rank_ids(ranks)
     heads = _need(attention.heads, "heads", "Phi-3's fused qkv")
     kv_heads = _need(attention.kv_heads, "kv_heads", "Phi-3's fused qkv")

@@ -59,6 +59,8 @@ def plan(
     Raises ``InvalidMapError`` (not layouts of one logical tensor, missing elements),
     ``SelectionError``, ``LimitError``, ``UnsupportedError`` (moments over a scale).
 
+    Cost: near-linear in the copies; between two grids, in the cuts of each axis until copies are asked for.
+
     >>> from shardalg import layout, Split
     >>> p = plan(layout((8, 8), Split(0), ranks=2), layout((8, 8), Split(1), ranks=4))
     >>> len(p), p.stats.elements_crossing, p.copies[3].source, p.copies[3].target

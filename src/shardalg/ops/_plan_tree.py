@@ -47,6 +47,8 @@ def plan_tree(
 
     Raises ``InvalidMapError`` that lists the names present on one side only.
 
+    Cost: a plan per distinct pair of layouts.
+
     >>> from shardalg import layout, Split, join
     >>> rows = lambda n: layout((n, 4), Split(0), ranks=2)
     >>> both = plan_tree({"q": rows(4), "k": rows(2)}, {"qk": layout((6, 4), Split(1), ranks=2)},

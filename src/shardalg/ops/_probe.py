@@ -58,6 +58,8 @@ def probe(
     ``InvalidMapError`` with rank, slot and values for what is not a view of the tensor: sums, choices
     that depend on the data, other types. Errors of the function itself pass through.
 
+    Cost: six calls of the function per rank, a few more for large tensors or types of few bits.
+
     >>> probe(lambda full, rank: full[rank::2], (6,), 2, like="numpy").pieces
     (Piece((3,), Side(0, (1,), rank=0), Side(0, (2,))), Piece((3,), Side(0, (1,), rank=1), Side(1, (2,))))
     """

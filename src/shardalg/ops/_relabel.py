@@ -23,6 +23,8 @@ def relabel(m: AffineMap, *, domain: Keys | None = None, codomain: Keys | None =
     stay), as a sequence of new ranks by old rank, or as a function of a (rank, name) pair.
     A group action: relabelling twice is relabelling by the product.
 
+    Cost: one pass over the pieces.
+
     >>> from shardalg import layout, Split
     >>> relabel(layout((4,), Split(0), ranks=2), domain={0: 5, 1: 3}).ranks
     (3, 5)

@@ -29,6 +29,8 @@ def scaled_by(layout: AffineMap, tile: Sequence[int], *, limits: Limits = Limits
     Raises ``UnsupportedError`` where a shard is no grid of rows and columns of the weight (a flat buffer),
     because then no grid of tiles describes it.
 
+    Cost: the rows of each shard along each axis, and its pieces.
+
     >>> from shardalg import Split, layout
     >>> weight = layout((256, 8), Split(0), ranks=4)
     >>> [p.codomain.offset for p in scaled_by(weight, (128, 8)).pieces]

@@ -35,6 +35,8 @@ def schedule(
 
     Raises ``LimitError`` if one element does not fit ``max_bytes``.
 
+    Cost: n log n in the blocks that cross ranks.
+
     >>> from shardalg import layout, plan, Replicate, Split
     >>> p = plan(layout((8, 8), Split(0), ranks=2), layout((8, 8), Split(1), ranks=2))
     >>> program = schedule(p, max_bytes=64, dtypes="float32")

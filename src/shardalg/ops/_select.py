@@ -112,6 +112,12 @@ def cheapest(
 
     A matrix enters the plan's digest by value; a function needs ``key=`` to be told apart from
     others.
+
+    >>> from shardalg import Replicate, Split, layout, plan
+    >>> near = cheapest([[0, 9, 9], [9, 0, 0]])
+    >>> p = plan(layout((6,), Replicate(), ranks=2), layout((6,), Split(0), ranks=3), select=near)
+    >>> [c.source.rank for c in p.copies]
+    [0, 1, 1]
     """
     if callable(cost):
         return Cheapest(cost, f"cheapest({key or getattr(cost, '__qualname__', 'cost')})")

@@ -26,6 +26,8 @@ def translate(
     action where it is defined: moving by v and then by w is moving by v + w. Raises
     ``InvalidMapError`` naming the first address that would leave its box.
 
+    Cost: that of ``compose``.
+
     >>> from shardalg import AffineMap, Piece, Side, Space
     >>> top = AffineMap.from_pieces(Space.shards({0: (2,)}), Space.logical((6,)),
     ...                             [Piece((2,), Side(0, (1,), 0), Side(0, (1,)))])
