@@ -60,10 +60,12 @@ MUTANTS = [
     Mutant("_folding.py", "if not len(families) < tiles <= most:", "if True:", "test_simplify.py"),
     Mutant(
         "_folding.py",
-        "if n < count and not _repeats(points, heads, n, step):",
-        "if False:",
+        "if count % n or not (n == count or _repeats(points, heads, n, step)):",
+        "if count % n:",
         "test_simplify.py",
     ),
+    Mutant("_folding.py", "(x + n * s, y + n * e) in starts or", "", "test_simplify.py"),
+    Mutant("_concat.py", "rows[k + 1] += shift[rows[k]]", "rows[k + 1] += 0", "test_concat.py"),
     Mutant("_holders.py", "tangled = bool(waiting) and", "tangled = False and", "test_holders.py"),
     Mutant(
         "_layout.py",
@@ -102,8 +104,8 @@ MUTANTS = [
         "scaled(stored, s.scale[0], s.scale[1])",
         "test_tensors.py",
     ),
-    Mutant("_plan_tree.py", "if key not in made:", "if True:", "test_plan.py"),
-    Mutant("_plan_experts.py", "if packed is None or source == packed:", "if True:", "test_plan.py"),
+    Mutant("_plan_tree.py", "if key not in made:", "if True:", "test_plan_tree.py"),
+    Mutant("_plan_experts.py", "if packed is None or source == packed:", "if True:", "test_plan_experts.py"),
 ]
 
 
@@ -135,7 +137,11 @@ def fails(tree: Path, test: str) -> bool:
     command += ["--hypothesis-profile=mutants", f"tests/ops/{test}"]
     paths = [str(tree / p) for p in ("src", "tests")]
     done = subprocess.run(
-        command, cwd=tree, env={**os.environ, "PYTHONPATH": ":".join(paths)}, capture_output=True, timeout=1800
+        command,
+        cwd=tree,
+        env={**os.environ, "PYTHONPATH": ":".join(paths)},
+        capture_output=True,
+        timeout=1800,
     )
     return done.returncode == 1
 

@@ -145,6 +145,23 @@ def test_blocks_dealt_in_turns_are_one_piece_per_rank():
     assert [len(m.pieces_of(r)) for r in range(64)] == [1] * 64
 
 
+@pytest.mark.parametrize("parts", [(10_007, 20_011), (1, 10_007), (10_007, 1), (5, 1, 10_007, 3)], ids=str)
+@pytest.mark.parametrize("width", [1, 3])
+def test_runs_end_to_end_are_one_where_no_granule_helps(parts, width):
+    """Too long to be cut to a common length or listed: only joining them end to end makes them one."""
+    n = sum(parts)
+    starts = [sum(parts[:k]) for k in range(len(parts))]
+    m = AffineMap.from_pieces(
+        Space.shards([(n * width * 2,)]),
+        Space.logical((n, width * 3)),
+        [
+            Piece((k, width), Side(2 * width * at, (2 * width, 1), 0), Side(3 * width * at, (3 * width, 1)))
+            for at, k in zip(starts, parts)
+        ],
+    )
+    assert len(m) == len(parts) and len(simplify(m)) == 1
+
+
 def test_runs_that_joined_by_accident_are_cut_again():
     """Four translates of one run, the middle two end to end: too long to be listed point by point."""
     n = 10_000
