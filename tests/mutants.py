@@ -68,13 +68,13 @@ MUTANTS = [
     Mutant("_concat.py", "rows[k + 1] += shift[rows[k]]", "rows[k + 1] += 0", "test_concat.py"),
     Mutant("_holders.py", "tangled = bool(waiting) and", "tangled = False and", "test_holders.py"),
     Mutant(
-        "_layout.py",
+        "_lower.py",
         "first = (position - placement.first) % ranks",
         "first = position % ranks",
         "test_layout.py",
     ),
     Mutant(
-        "_layout.py",
+        "_lower.py",
         "counts = [-(-units // ranks)] * ranks",
         "counts = [units // ranks] * ranks",
         "test_layout.py",

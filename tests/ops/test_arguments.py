@@ -46,6 +46,10 @@ REFUSED = {
         lambda: layout((8, 4), CUTS, mesh=NAMED, order={"a", "b"}),
         "order must be a seq",
     ),
+    "an order of one placement": (
+        lambda: layout((8, 4), Split(0), ranks=2, order=("a",)),
+        "mesh= and order= need one placement per axis",
+    ),
     "a shape without order": (
         lambda: layout({8, 4}, Split(0), ranks=2),
         "shape must be a sequence, got {8, 4}",

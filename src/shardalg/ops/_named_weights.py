@@ -11,7 +11,8 @@ from ..maps import AffineMap, Piece, Side, Space
 from ..maps._space import as_int, as_shape, row_major
 from ..placements import Attention, BlockGather, Cyclic, Experts, Replicate, Split
 from ._compose import compose
-from ._layout import Run, along_axis, layout, rank_ids
+from ._layout import layout, rank_ids
+from ._lower import Run, along_axis
 from ._named_qkv import each_split, equal_part, extent_of, head_sizes
 from ._simplify import simplify
 
