@@ -6,7 +6,8 @@ import threading
 import time
 from typing import Any, NamedTuple
 
-RARELY = 0.02  # seconds between words about rounds
+RARELY = 0.02  # seconds between words that the run waits for
+IDLE = 1.0  # seconds without words after which nobody waits for them
 GRACE = 0.5  # seconds to wait for the other ranks' last words
 PATIENCE = 0.1  # seconds to wait for a connection
 
@@ -23,8 +24,10 @@ class Word(NamedTuple):
 
 
 class Words:
-    """The words of one context's ranks. Writing never raises; it takes a message to the store, so
-    rounds that follow each other faster than ``RARELY`` are not all told.
+    """The words of one context's ranks. Writing never raises.
+
+    A word takes a message to the store and back. The first after ``RARELY`` is told at once; of those that
+    follow sooner a thread tells the last, so that short runs do not wait for the store.
 
     They go over a connection of their own: who shares one waits while another waits on it. Where
     connecting takes long (a name server that does not answer), words begin later.
@@ -32,7 +35,12 @@ class Words:
 
     def __init__(self, store: Any) -> None:
         self._store: Any = None
-        self._last, self._told = Word(-1, -1, True), 0.0
+        self._ranks: tuple[int, ...] = ()
+        self._last = self._told = Word(-1, -1, True)
+        self._when = 0.0
+        self._telling, self._starting = threading.Lock(), threading.Lock()
+        self._due = threading.Event()
+        self._teller: threading.Thread | None = None
         if store is not None:
             connecting = threading.Thread(target=self._connect, args=(store,), daemon=True)
             connecting.start()
@@ -45,25 +53,53 @@ class Words:
             self._store = store
 
     def say(self, ranks: tuple[int, ...], word: Word) -> None:
-        """Write this process's word."""
-        if self._store is None or word == self._last:
+        """Write this process's word, now or soon."""
+        self._ranks, self._last = ranks, word
+        if self._store is None:
             return
-        now = time.monotonic()
-        if (word.run, word.ended) == (self._last.run, self._last.ended) and now - self._told < RARELY:
-            return
-        self._last, self._told = word, now
-        text = f"{word.run} {word.round} {int(word.ended)}"
-        try:
-            for rank in ranks:
-                self._store.set(f"progress/{rank}", text)
-        except Exception:  # the store went with its host: errors will name fewer ranks, that is all
-            self._store = None
+        if time.monotonic() - self._when >= RARELY:
+            self._tell()
+        elif not self._due.is_set():
+            with self._starting:
+                self._due.set()
+                if self._teller is None:
+                    self._teller = threading.Thread(
+                        target=self._tell_later, name="shardalg words", daemon=True
+                    )
+                    self._teller.start()
+
+    def _tell(self) -> None:
+        with self._telling:
+            word = self._last
+            if word == self._told or self._store is None:
+                return
+            self._told, self._when = word, time.monotonic()
+            text = f"{word.run} {word.round} {int(word.ended)}"
+            try:
+                for rank in self._ranks:
+                    self._store.set(f"progress/{rank}", text)
+            except Exception:  # the store went with its host: errors will name fewer ranks, that is all
+                self._store = None
+
+    def _tell_later(self) -> None:
+        """Tell the last of the words that come close together; end when none come."""
+        while True:
+            if self._due.wait(IDLE):
+                time.sleep(RARELY)
+                self._due.clear()
+                self._tell()
+            else:
+                with self._starting:
+                    if not self._due.is_set():
+                        self._teller = None
+                        return
 
     def stale(self, mine: Word, ranks: tuple[int, ...], others: tuple[int, ...]) -> dict[int, Word | None]:
         """Ranks that do not answer within ``GRACE``, with their last word: those behind, if any are."""
         if self._store is None or not others:
             return {}
-        self.say(ranks, mine._replace(ended=True))
+        self._ranks, self._last = ranks, mine._replace(ended=True)
+        self._tell()
         found: dict[int, Word | None] = {}
         reader = threading.Thread(target=_collect, args=(self._store, mine, others, found), daemon=True)
         reader.start()  # a store on a stopped host would hold us: leave it behind
