@@ -39,14 +39,17 @@ def wants_gradients(job: Job) -> bool:
 
 
 def _check_all_reached(ctx: Context, ready: Ready) -> None:
-    """Raise on every rank where some rank gets nothing: nobody would call its part of the backward."""
-    plans = {id(e.plan): e.plan for e in ready.program.plan.entries}.values()
+    """Raise on every rank where some rank gets nothing that has a gradient: nobody would call its part
+    of the backward."""
+    entries = ready.program.plan.entries
+    plans = {id(e.plan): e.plan for k, e in enumerate(entries) if _has_gradients(ready.dtype_of(k))}.values()
     reached = {p.global_target(r) for p in plans for r in p.target.ranks}
     idle = [r for r in ctx.peers if r not in reached]
     if idle and ready.rounds:
         raise UnsupportedError(
-            f"an input requires gradients, but ranks {idle[:8]} get no tensor, so their part of the backward"
-            " would never run: detach the inputs, or run under torch.no_grad()"
+            f"an input requires gradients, but ranks {idle[:8]} get no tensor that has any, so their part of"
+            " the backward would never run: detach the inputs, run under torch.no_grad(), or run"
+            " adjoint(plan) yourself; nothing was written"
         )
 
 
@@ -55,10 +58,9 @@ Back = Callable[[Past, Any], "Performed"]
 
 def recorded(past: Past, back: Back) -> dict[Key, torch.Tensor]:
     """The results of a run, remembered by autograd."""
-    anchor = torch.empty(0, requires_grad=True, device=past.ctx.transport.device)
-    results = _Run.apply(  # type: ignore[no-untyped-call]
-        past, back, anchor, *past.shards.values()
-    )
+    with torch.inference_mode(False), torch.enable_grad():  # also where the run was in the background
+        anchor = torch.empty(0, requires_grad=True, device=past.ctx.transport.device)
+        results = _Run.apply(past, back, anchor, *past.shards.values())  # type: ignore[no-untyped-call]
     return dict(zip(past.results, results))
 
 
@@ -71,7 +73,7 @@ class _Run(torch.autograd.Function):
         fn.past, fn.back = past._replace(results=dict.fromkeys(past.results)), back  # type: ignore[arg-type]
         fn.past = fn.past._replace(shards={k: x.new_empty(0) for k, x in past.shards.items()})
         results = tuple(past.results.values())
-        fn.mark_non_differentiable(*(x for x in results if not _differentiable(x)))
+        fn.mark_non_differentiable(*(x for x in results if not _has_gradients(x.dtype)))
         return results
 
     @staticmethod
@@ -87,12 +89,13 @@ class _Run(torch.autograd.Function):
                 given[str(k)][b.rank] = x
         performed = fn.back(past, given)
         found = _results_of(performed, fn.back)
-        return (None, None, None, *(found[k] if _differentiable(x) else None for k, x in past.shards.items()))
+        its = (found[k] if _has_gradients(x.dtype) else None for k, x in past.shards.items())
+        return (None, None, None, *its)
 
 
 def _results_of(performed: Performed, back: Back) -> Mapping[Key, torch.Tensor]:
     return performed.job.results if performed.past is None else recorded(performed.past, back)
 
 
-def _differentiable(x: torch.Tensor) -> bool:
-    return x.is_floating_point() or x.is_complex()
+def _has_gradients(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex

@@ -14,6 +14,7 @@ from ._bound import Bound, stamped
 from ._context import Context, check_context
 from ._eager import eager
 from ._job import say_entry
+from ._opening import as_ours
 
 Runnable: TypeAlias = "TransferPlan | TreePlan | Program"
 Said: TypeAlias = dict[str, Any]
@@ -39,16 +40,29 @@ def bind(ctx: Context, plan: Runnable, *, dtypes: Any = None) -> Bound:
     Bound(program=<Program of 1 rounds, 16 bytes on the wire>)
     """
     check_context(ctx)
+    return stamped(ctx.in_turn(lambda: _agreed(ctx, plan, dtypes)), ctx._owner)
+
+
+def _agreed(ctx: Context, plan: Any, dtypes: Any) -> Program:
+    """The program that all ranks bring."""
+    ctx.note = ""
     ctx.at("bind")
-    program, problem = None, None
+    found = _brought(ctx, plan, dtypes)
+    if ctx.others:
+        _agree(ctx, found)
+    if isinstance(found, ShardalgError):
+        raise found
+    return found
+
+
+def _brought(ctx: Context, plan: Any, dtypes: Any) -> Program | ShardalgError:
+    """This rank's program, or why there is none: whatever it is, the others must hear of it."""
     try:
         program = _as_program(plan, dtypes)
         _check_ranks(ctx, program)
-    except ShardalgError as error:
-        problem = error
-    _agree(ctx, program, problem)
-    assert program is not None
-    return stamped(program, ctx._owner)
+    except Exception as error:
+        return as_ours(error)
+    return program
 
 
 def _as_program(plan: Any, dtypes: Any) -> Program:
@@ -81,24 +95,21 @@ def ranks_of(program: Program) -> set[int]:
 # --- the handshake ------------------------------------------------------------------------
 
 
-def _agree(ctx: Context, program: Program | None, problem: ShardalgError | None) -> None:
+def _agree(ctx: Context, found: Program | ShardalgError) -> None:
     """Raise the same error on every rank unless all bring the same program and no problem."""
-    if not ctx.others:
-        if problem is not None:
-            raise problem
-        return
-    mine = {"problem": str(problem)} if program is None or problem is not None else _words(ctx, program)
+    mine = {"problem": str(found)} if isinstance(found, ShardalgError) else _words(ctx, found)
     text = json.dumps(mine).encode()
-    said = {r: json.loads(b) for r, b in ctx.gather(dict.fromkeys(ctx.ranks, text)).items()}
+    said = {r: json.loads(b) for r, b in ctx.gather(dict.fromkeys(ctx.ranks, text), "bind").items()}
     bad = {r: words["problem"] for r, words in said.items() if "problem" in words}
-    if bad:
-        raise TransferError(f"bind: rank {min(bad)}: {bad[min(bad)]}") from problem
+    if bad or isinstance(found, ShardalgError):
+        cause = found if isinstance(found, ShardalgError) else None
+        raise TransferError(f"bind: rank {min(bad)}: {bad[min(bad)]}") from cause
     for word, what in WHAT.items():
         alike: dict[Any, list[int]] = {}
         for rank, words in said.items():
             alike.setdefault(words[word], []).append(rank)
         if len(alike) > 1:
-            raise TransferError(_difference(ctx, program, what, list(alike.values())))
+            raise TransferError(_difference(ctx, found, what, list(alike.values())))
     _sizes_match({r: words["sizes"] for r, words in said.items()})
 
 
@@ -167,7 +178,7 @@ def _difference(ctx: Context, program: Program, what: str, alike: list[list[int]
 def _told(ctx: Context, leaders: list[int], mine: Any) -> dict[int, Any]:
     """What some ranks say, everywhere."""
     text = json.dumps(mine).encode()
-    said = ctx.gather({r: text if r in leaders else b"" for r in ctx.ranks})
+    said = ctx.gather({r: text if r in leaders else b"" for r in ctx.ranks}, "bind")
     return {r: json.loads(said[r]) for r in leaders}
 
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
+import threading
+import weakref
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import torch
 
-from .._errors import ProvenanceError, TransferError
+from .._errors import ProvenanceError, ShardalgError, TransferError
 from ..plans import Program
 from ._bound import Bound as Bound
 from ._bound import Owner, check_stamp
@@ -19,6 +23,8 @@ from ._transport import Exchange, Transport
 from ._words import Word, Words, describe_stale
 
 T = TypeVar("T")
+
+LINGER = 0.2  # seconds that a run in the background has to notice that its context is closed
 
 log = logging.getLogger("shardalg")
 
@@ -58,6 +64,8 @@ class Context:
         self._words = Words(getattr(transport, "store", None))
         self._kept: dict[tuple[str, int], tuple[Program, Any]] = {}
         self._pool: dict[tuple[int, str], torch.Tensor] = {}
+        self._process = os.getpid()
+        self._end = weakref.finalize(self, _ended, transport, self._lane, self._process)
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -84,22 +92,22 @@ class Context:
         found = self._kept.get(key)
         if found is None or found[0] is not program:
             found = self._kept[key] = program, make()
-        return found[1]  # type: ignore[no-any-return]
+        return found[1]
 
     def __repr__(self) -> str:
         state = "closed " if self.closed else "failed " if self.failed else ""
         return f"<{state}Context of {len(self.peers)} ranks, holding {self.ranks}>"
 
     def close(self) -> None:
-        """Free buffers and what the context made; bound plans are refused from now on, and ranks
-        that wait for this one hear of it at once."""
+        """Free buffers and what the context made; bound plans are refused from now on, and ranks that wait
+        for this one hear of it: at once, or once the exchange ends that a background run is in. A context
+        that is forgotten, or open when its process ends, is closed then."""
         if not self.closed:
             self.closed = True
-            self._lane.close()
             self._release()
 
     def _release(self) -> None:
-        self.transport.close()
+        self._end()
         self._kept.clear()
         self._pool.clear()
 
@@ -108,6 +116,30 @@ class Context:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    # --- one thing after the other ---
+
+    def in_turn(self, work: Callable[[], T]) -> T:
+        """Do it after the runs that were started before. An error that the other ranks cannot know of ends
+        the context; ours are told to all ranks alike, or have ended it already."""
+        return self._or_broken(lambda: self._lane.run(work))
+
+    def later(self, work: Callable[[], T]) -> Future[T]:
+        """The same in the background."""
+        return self._lane.start(lambda: self._or_broken(work))
+
+    def check_free(self) -> None:
+        """Raise inside a run."""
+        self._lane.check_free()
+
+    def _or_broken(self, work: Callable[[], T]) -> T:
+        try:
+            return work()
+        except ShardalgError:
+            raise
+        except BaseException as error:
+            self.broken(error)
+            raise
 
     # --- messages ---
 
@@ -118,12 +150,17 @@ class Context:
         if self.others:
             self._words.say(self.ranks, word)
 
-    def gather(self, mine: dict[int, bytes]) -> dict[int, bytes]:
-        """Small byte strings of all ranks."""
+    def gather(self, mine: dict[int, bytes], what: str = "") -> dict[int, bytes]:
+        """Small byte strings of all ranks. Those that gather for another purpose (``what``) are an error
+        on every rank."""
         if not self.others:
             return mine
         self.counters.gathers += 1
-        return self._guarded(lambda: self.transport.gather(mine))
+        marked = {r: what.encode() + b"\0" + text for r, text in mine.items()}
+        said = self._guarded(lambda: self.transport.gather(marked))
+        found = {r: text.partition(b"\0") for r, text in said.items()}
+        _check_alike({r: its[0].decode() for r, its in found.items()})
+        return {r: text for r, (_, _, text) in found.items()}
 
     def exchange(self, parts: dict[int, Exchange]) -> None:
         """One exchange of bytes between all ranks."""
@@ -180,17 +217,45 @@ class Context:
         stale = {}
         if self.others and not self.failed:
             self.failed = said
-            self._lane.close()
             self._release()
             stale = self._words.stale(self._word, self.ranks, self.others)
             log.warning("%s%s", said, describe_stale(stale))
         return TransferError(said + describe_stale(stale), targets_touched=self._touched)
 
 
+def _ended(transport: Transport, lane: Lane, process: int) -> None:
+    """What becomes of a context that is closed, forgotten, or there when its process ends."""
+    if os.getpid() != process:
+        return  # a forked process has copies of what is its parent's
+    lane.close()
+    if lane.busy_elsewhere():  # the end of a group waits for what it is doing
+        threading.Thread(target=transport.close, name="shardalg end", daemon=True).start()
+        lane.rest(LINGER)
+    else:
+        transport.close()
+
+
+def _check_alike(purposes: dict[int, str]) -> None:
+    """Raise the same error on every rank unless all speak for the same purpose."""
+    first_rank, first = next(iter(purposes.items()))
+    for rank, purpose in purposes.items():
+        if purpose != first:
+            raise TransferError(
+                f"rank {first_rank} is in {first or 'another call'}, rank {rank} in"
+                f" {purpose or 'another call'}: make the same calls in the same order on every rank; nothing"
+                " was written"
+            )
+
+
 def check_context(ctx: Any) -> None:
     """Raise unless ``ctx`` is an open context that has not failed."""
     if not isinstance(ctx, Context):
         raise ProvenanceError(f"expected a context made by a backend, got {type(ctx).__name__}")
+    if ctx._process != os.getpid():
+        raise ProvenanceError(
+            f"the context belongs to process {ctx._process} and this is {os.getpid()}, forked from it;"
+            " make a new one and bind again"
+        )
     if ctx.closed:
         raise ProvenanceError("the context is closed; make a new one and bind again")
     if ctx.failed:

@@ -23,7 +23,8 @@ class _Time(ctypes.Structure):
 _call = ctypes.CDLL(None, use_errno=True).syscall
 _call.restype = ctypes.c_long
 _call.argtypes = (
-    ctypes.c_long, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32,
+    ctypes.c_long, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p,
+    ctypes.c_uint32,
 )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from ..maps._table import build, concatenate
 from ..ops import check_layout
 from ._context import Context, check_context
 from ._eager import eager
+from ._opening import as_ours
 
 Layouts = TypeVar("Layouts", AffineMap, "Mapping[str, AffineMap]")
 
@@ -35,18 +36,25 @@ def gather_layouts(ctx: Context, mine: Layouts, *, limits: Limits = Limits()) ->
     True
     """
     check_context(ctx)
-    ctx.at("gather_layouts")
-    try:
-        text = json.dumps(_plain(mine))
-    except ShardalgError as error:
-        text = json.dumps({"problem": str(error)})
-    said = ctx.gather({r: text.encode() if k == 0 else b"" for k, r in enumerate(ctx.ranks)})
+    said = ctx.in_turn(lambda: _told(ctx, mine))
     parts = {r: json.loads(b) for r, b in sorted(said.items()) if b}
     try:
         found = _whole(parts, limits)
     except ShardalgError as error:
         raise TransferError(f"gather_layouts: {error}") from error
     return found if isinstance(mine, Mapping) else found[""]  # type: ignore[return-value]
+
+
+def _told(ctx: Context, mine: Any) -> dict[int, bytes]:
+    """What each process says."""
+    ctx.note = ""
+    ctx.at("gather_layouts")
+    try:
+        text = json.dumps(_plain(mine))
+    except Exception as error:  # whatever it is, the others must hear of it
+        text = json.dumps({"problem": str(as_ours(error))})
+    said = {r: text.encode() if k == 0 else b"" for k, r in enumerate(ctx.ranks)}
+    return ctx.gather(said, "gather_layouts")
 
 
 def _plain(mine: Any) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from ..plans._program import Dtypes
 from ._context import Context
 from ._form import check_form, form_of
 from ._job import Job, Key, Shards, say_entry
+from ._opening import as_ours
 from ._pack import Tensors
 from ._reduce import Sum, adds, deposited
 from ._stage import Stage
@@ -90,7 +91,7 @@ class Ready:
 
 def _most(ctx: Context, turns: int) -> int:
     """The turns of the rank that has most: ranks that planned only their own part may have none."""
-    said = ctx.gather(dict.fromkeys(ctx.ranks, str(turns).encode()))
+    said = ctx.gather(dict.fromkeys(ctx.ranks, str(turns).encode()), "run")
     return max(int(b) for b in said.values())
 
 
@@ -129,14 +130,18 @@ def _leaving(program: Program, ranks: tuple[int, ...], rounds: int) -> tuple[tup
 
 
 def ready_for(ctx: Context, program: Program, job: Job, refusal: ShardalgError | None) -> Ready:
-    """What ``ctx`` keeps for a program; the first run of a program without dtypes agrees on them."""
+    """What ``ctx`` keeps for a program; the first run of a program without dtypes agrees on them. What
+    goes wrong on one rank here ends the context, since the others cannot know."""
 
     def prepared() -> Ready:
         final = program
         if program.dtypes is None:
             final = with_dtypes(program, _agreed_dtypes(ctx, program, job, refusal))
         ctx.counters.preparations += 1
-        return Ready(ctx, final)
+        try:
+            return Ready(ctx, final)
+        except ShardalgError as error:
+            raise ctx.broken(error) from error
 
     return ctx.kept("ready", program, prepared)
 
@@ -145,12 +150,13 @@ def _agreed_dtypes(
     ctx: Context, program: Program, job: Job, refusal: ShardalgError | None
 ) -> dict[str, tuple[str, str]]:
     """One (source, target) dtype pair per entry, from what all ranks hold."""
+    words = ""
     try:
         words = ";".join(job.dtype_words())
-    except ShardalgError as error:
-        refusal = refusal or error
-    mine = "!" + str(refusal) if refusal is not None else words
-    said = {r: b.decode() for r, b in ctx.gather(dict.fromkeys(ctx.ranks, mine.encode())).items()}
+    except Exception as error:
+        refusal = refusal or as_ours(error)
+    mine = (words if refusal is None else f"!{refusal}").encode()
+    said = {r: b.decode() for r, b in ctx.gather(dict.fromkeys(ctx.ranks, mine), "run").items()}
     if refusal is not None:
         raise refusal
     for rank, word in sorted(said.items()):

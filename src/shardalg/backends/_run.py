@@ -9,14 +9,14 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from .._errors import InvalidMapError, ShardalgError, TransferError
+from .._errors import InvalidMapError, ShardalgError, TransferError, UnsupportedError
 from ..plans import Program
 from ._autograd import Past, recorded, wants_gradients
 from ._bound import Bound
-from ._context import Context, check_owner, log
+from ._context import Context, check_context, check_owner, log
 from ._eager import eager
 from ._job import Job, Shards
-from ._opening import Opening, check_tag, closed, opened
+from ._opening import Opening, as_ours, check_tag, closed, opened
 from ._ready import Ready, ready_for
 from ._report import Clock, RunReport
 from ._rounds import travel
@@ -61,9 +61,8 @@ def run(
     Differentiable where an input requires gradients and ``out`` is not given: the backward runs
     ``adjoint(plan)``, so it is collective too, and every rank must reach it.
     """
-    check_owner(ctx, bound)
-    call = _call(tag, donate, verify, progress)
-    return _answer(*ctx._lane.run(lambda: perform(ctx, bound.program, shards, out, call)))
+    work = _asked(ctx, bound, shards, out, tag, donate, verify, progress)
+    return _answer(*ctx.in_turn(work))
 
 
 @eager
@@ -80,29 +79,28 @@ def run_async(
 ) -> Handle:
     """``run`` in the background. Runs of one context follow each other in the order of the calls, these
     and plain ones, so every rank must call in one order. Leave the tensors alone until ``wait()``."""
-    check_owner(ctx, bound)
-    call = _call(tag, donate, verify, progress)
+    work = _asked(ctx, bound, shards, out, tag, donate, verify, progress)
     inference = torch.is_inference_mode_enabled()
     fence = getattr(ctx.transport, "fence", None)
     ready = fence() if fence is not None else None
 
-    def work() -> Performed:
+    def later() -> Performed:
         if ready is not None:
             ready()
         with torch.inference_mode(inference):
-            performed = perform(ctx, bound.program, shards, out, call)
+            performed = work()
         if ready is not None:
             ctx.transport.settle()  # type: ignore[attr-defined]
         return performed
 
-    return Handle(ctx._lane.start(work))
+    return Handle(ctx, ctx.later(later))
 
 
 class Handle:
     """A run in the background."""
 
-    def __init__(self, work: Future[Performed]) -> None:
-        self._work = work
+    def __init__(self, ctx: Context, work: Future[Performed]) -> None:
+        self._ctx, self._work = ctx, work
         self._answers: list[Shards] = []
 
     def __repr__(self) -> str:
@@ -114,6 +112,8 @@ class Handle:
 
     def wait(self, timeout: float | None = None) -> Shards:
         """The result of the run, or its error; ``TimeoutError`` after ``timeout`` seconds, and it goes on."""
+        if not self._work.done():
+            self._ctx.check_free()
         if not self._answers:
             try:
                 performed = self._work.result(timeout)
@@ -144,8 +144,14 @@ class Performed(NamedTuple):
     past: Past | None
 
 
-def _call(tag: int | None, donate: bool, verify: bool, progress: Progress | None) -> Call:
-    return Call(tag, donate, verify, progress, torch.is_grad_enabled())
+def _asked(
+    ctx: Context, bound: Bound, shards: Shards, out: Shards,
+    tag: int | None, donate: bool, verify: bool, progress: Progress | None,
+) -> Callable[[], Performed]:  # fmt: skip
+    """The run that the caller asks for, once its owner is checked."""
+    check_owner(ctx, bound)
+    call = Call(tag, donate, verify, progress, torch.is_grad_enabled())
+    return lambda: perform(ctx, bound.program, shards, out, call)
 
 
 def _check(call: Call) -> None:
@@ -165,7 +171,7 @@ def perform(ctx: Context, program: Program, shards: Shards, out: Shards, call: C
     """Run ``program`` from opening to closing words."""
     clock, number = Clock(), ctx.runs
     ctx.runs += 1
-    ctx.note = ""
+    ctx.note = f"; every rank must go back through run {call.tag}" if call.back else ""
     ctx.at("opening", Word(number, -1, False))
     job = Job(ctx, program)
     with clock.phase("prepare"):
@@ -173,14 +179,24 @@ def perform(ctx: Context, program: Program, shards: Shards, out: Shards, call: C
         ready = ready_for(ctx, program, job, refusal)
         refusal = refusal or _refusal(lambda: ready.check_forms(shards, out))
         refusal = refusal or _refusal(lambda: job.allocate(ready.program))
-    gradients = call.gradients and wants_gradients(job)
-    opening = Opening(refusal is not None, gradients, call.verify, call.back, call.tag, ready.word)
+        wanted = refusal is None and call.gradients and wants_gradients(job)
+        refusal = refusal or _refusal(lambda: _check_kept(call, wanted))
+    opening = Opening(
+        refusal is not None,
+        wanted,
+        call.gradients and out is None,
+        call.verify,
+        call.back,
+        call.tag,
+        ready.word,
+    )
     with clock.phase("open"):
         if ready.rounds:
-            gradients = opened(ctx, opening, refusal)
+            wanted = opened(ctx, opening, refusal)
         elif refusal is not None:
             raise refusal
-    past = Past.of(ctx, ready, job, number) if gradients else None
+    ctx.note = ""
+    past = Past.of(ctx, ready, job, number) if wanted else None
     wrong = travel(ctx, ready, job, call.verify, call.donate, call.progress, clock)
     with clock.phase("close"):
         if ready.rounds:
@@ -195,16 +211,26 @@ def perform(ctx: Context, program: Program, shards: Shards, out: Shards, call: C
 
 def back(past: Past, shards: Shards) -> Performed:
     """The backward of an earlier run."""
-    call = Call(past.number, False, False, None, torch.is_grad_enabled(), back=True)
     ctx = past.ctx
-    return ctx._lane.run(lambda: perform(ctx, past.ready.adjoint, shards, None, call))
+    check_context(ctx)
+    call = Call(past.number, False, False, None, torch.is_grad_enabled(), back=True)
+    return ctx.in_turn(lambda: perform(ctx, past.ready.adjoint, shards, None, call))
+
+
+def _check_kept(call: Call, wanted: bool) -> None:
+    """Raise where what requires gradients would be given up."""
+    if call.donate and wanted:
+        raise UnsupportedError(
+            "donate=True gives up tensors that require gradients: detach them, or run under torch.no_grad()"
+        )
 
 
 def _refusal(check: Callable[[], Any]) -> ShardalgError | None:
+    """What this rank has against the run: whatever it is, the others must hear of it."""
     try:
         check()
-    except ShardalgError as error:
-        return error
+    except Exception as error:
+        return as_ours(error)
     return None
 
 

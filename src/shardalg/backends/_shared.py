@@ -200,6 +200,8 @@ class Shared:
         began = time.monotonic()
         while words[word] < turn:
             its.wait(word, turn)
+            if self.mine.words[CLOSED]:
+                raise TransferError("the context was closed")
             if words[CLOSED] and words[word] < turn:  # it may have written, and then closed
                 raise TransferError(f"the peer at position {peer} closed its context")
             waited = time.monotonic() - began

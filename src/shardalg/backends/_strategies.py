@@ -105,6 +105,8 @@ class PeerToPeer:
         self, out: Sequence[torch.Tensor], into: Sequence[torch.Tensor], tag: int, meanwhile: Meanwhile
     ) -> None:
         """Send ``out[p]`` to and fill ``into[p]`` from the peer at position p; empty ones are left out."""
+        if self.group is None:
+            raise TransferError("the context was closed")
         try:
             works = [self.group.recv([x], p, tag) for p, x in enumerate(into) if x.numel()]
             works += [self.group.send([x], p, tag) for p, x in _from(self.position, out) if x.numel()]
