@@ -135,6 +135,24 @@ REFUSED = {
         lambda: AffineMap.from_pieces(3, Space(()), []),
         "domain of a map must be a Space",
     ),
+    "attention that is a number": (
+        lambda: sa.qkv_per_head((24, 2), 8, 2),
+        "qkv_per_head takes Attention(kv_heads=, ...), got 8",
+    ),
+    "heads that are a number": (lambda: sa.head_sizes(24, 8, 2), "head_sizes takes Attention"),
+    "an axis that is a word": (lambda: sa.context_parallel((8,), 2, axis="rows"), "axis must be an integer"),
+    "blocks of no parts": (
+        lambda: sa.qkv_codegen((24, 8), sa.Attention(kv_heads=8), 2, mp_blocks=0),
+        "mp_blocks must be at least 1, got 0",
+    ),
+    "a block type that is a class": (lambda: sa.named_qkv(dict), "named_qkv takes the name of a block type"),
+    "a grid that is a number": (lambda: sa.block_cyclic((8, 8), 3, (2, 2)), "grid must be a sequence, got 3"),
+    "a key that is a list": (lambda: ROWS.shard_shape([0]), "the space has no box for rank [0]"),
+    "a region of a shape": (lambda: sa.region((4,), (0,)), "a region lies in a Space, got (4,)"),
+    "a range of three ends": (
+        lambda: sa.region(Space.logical((4,)), ((0, 1, 2),)),
+        "an index must be an integer",
+    ),
     "the identity of a shape": (lambda: sa.identity((4,)), "identity takes a Space, got (4,)"),
 }
 

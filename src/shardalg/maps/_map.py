@@ -90,7 +90,7 @@ class AffineMap:
         """The pieces whose domain box has this rank (and name, where one is given)."""
         boxes = [i for i, b in enumerate(self.domain.boxes) if b.rank == rank and name in (None, b.name)]
         if not boxes:
-            self.domain.index(rank, name or "")
+            self.domain.index(rank, "" if name is None else name)
         return tuple(Pieces(self, np.flatnonzero(np.isin(self.table.columns.dom_box, boxes))))
 
     @cached_property

@@ -223,7 +223,10 @@ class Space:
 
     def index(self, rank: int | None = None, name: str = "") -> int:
         """Position of the box with this key; a missing key is an error."""
-        found = self._index.get((rank, name))
+        try:
+            found = self._index.get((rank, name))
+        except TypeError:  # no key at all, such as a list
+            found = None
         if found is None:
             near = ", ".join(describe_key(b.key) for b in self.boxes[:8])
             more = ", ..." if len(self.boxes) > 8 else ""

@@ -28,6 +28,8 @@ def head_sizes(total: int, attention: Attention, ranks: int) -> tuple[int, ...]:
     >>> head_sizes(40, Attention(kv_heads=5), 2), head_sizes(40, Attention(grain=16), 2)
     ((24, 16), (16, 24))
     """
+    require_attention(attention, "head_sizes")
+    total, ranks = as_int(total, "the number of rows"), len(rank_ids(ranks))
     if attention.kv_heads is not None and total % attention.kv_heads == 0:
         unit = total // attention.kv_heads
         return tuple(n * unit for n in _shares(attention.kv_heads, ranks))
@@ -53,7 +55,7 @@ def qkv_per_head(shape: Any, attention: Attention, ranks: Any) -> AffineMap:
     >>> qkv_per_head((24, 2), Attention(kv_heads=4), 2) == layout((24, 2), Split(0), ranks=2)
     True
     """
-    shape, labels = _rows(shape, "qkv_per_head"), rank_ids(ranks)
+    shape, labels = _rows(shape, attention, "qkv_per_head"), rank_ids(ranks)
     return layout(shape, Split(0, sizes=head_sizes(shape[0], attention, len(labels))), labels)
 
 
@@ -67,7 +69,7 @@ def qkv_by_block(shape: Any, attention: Attention, ranks: Any) -> AffineMap:
     >>> [p.codomain.offset for p in m.pieces_of(1)]
     [4, 9]
     """
-    shape, labels = _rows(shape, "qkv_by_block"), rank_ids(ranks)
+    shape, labels = _rows(shape, attention, "qkv_by_block"), rank_ids(ranks)
     return layout(shape, _blocks(shape, attention, len(labels)), labels)
 
 
@@ -95,7 +97,7 @@ def qkv_qwen(shape: Any, attention: Attention, ranks: Any) -> AffineMap:
     >>> m == qkv_by_block((12, 2), Attention(kv_heads=4), 2)
     True
     """
-    shape, labels = _rows(shape, "qkv_qwen"), rank_ids(ranks)
+    shape, labels = _rows(shape, attention, "qkv_qwen"), rank_ids(ranks)
     placement = _blocks(shape, attention, len(labels))
     query = head_sizes(placement.parts[0][0], attention, len(labels))
     if 0 in query:
@@ -116,7 +118,9 @@ def qkv_codegen(shape: Any, attention: Attention, ranks: Any, *, mp_blocks: int 
     >>> len(m), [p.shape for p in m.pieces_of(0)]
     (2, [(2, 2, 3, 8)])
     """
-    shape, labels = _rows(shape, "qkv_codegen"), rank_ids(ranks)
+    shape, labels = _rows(shape, attention, "qkv_codegen"), rank_ids(ranks)
+    if as_int(mp_blocks, "mp_blocks") < 1:
+        raise InvalidMapError(f"mp_blocks must be at least 1, got {mp_blocks}")
     if len(labels) == 1:
         return layout(shape, Replicate(), labels)
     _check_codegen(shape, attention, len(labels), mp_blocks)
@@ -162,7 +166,7 @@ def qkv_bigcode(shape: Any, attention: Attention, ranks: Any) -> AffineMap:
     >>> [m.shard_shape(r) for r in m.ranks]
     [(8, 4), (8, 4)]
     """
-    shape, labels = _rows(shape, "qkv_bigcode"), rank_ids(ranks)
+    shape, labels = _rows(shape, attention, "qkv_bigcode"), rank_ids(ranks)
     query = _need(attention.hidden, "hidden", "GPTBigCode's fused qkv")
     if query > shape[0]:
         raise InvalidMapError(f"GPTBigCode's fused qkv of shape {shape} has fewer rows than hidden={query}")
@@ -177,7 +181,7 @@ def qkv_phi3(shape: Any, attention: Attention, ranks: Any) -> AffineMap:
     >>> [(p.shape, p.codomain.offset) for p in m.pieces_of(1)]
     [((32,), 32), ((2, 16), 80)]
     """
-    shape, labels = _rows(shape, "qkv_phi3"), rank_ids(ranks)
+    shape, labels = _rows(shape, attention, "qkv_phi3"), rank_ids(ranks)
     heads = _need(attention.heads, "heads", "Phi-3's fused qkv")
     kv_heads = _need(attention.kv_heads, "kv_heads", "Phi-3's fused qkv")
     if len(shape) != 2:
@@ -218,6 +222,8 @@ def named_qkv(block: str, table: Mapping[str, Named] = NAMED) -> Named:
     >>> named_qkv("FalconDecoderLayer").__name__, named_qkv("NewBlock").__name__
     ('qkv_per_head', 'qkv_per_head')
     """
+    if not isinstance(block, str):
+        raise InvalidMapError(f"named_qkv takes the name of a block type, got {block!r}")
     found = [name for name in table if name in block]
     return table[max(found, key=len)] if found else qkv_per_head
 
@@ -236,6 +242,7 @@ def grouped_query(shape: Any, attention: Attention, ranks: Any, *, axis: int = 0
     [0, 0, 128, 128, 256, 256, 384, 384]
     """
     shape, labels = as_shape(shape), rank_ids(ranks)
+    require_attention(attention, "grouped-query attention")
     heads = _need(attention.kv_heads, "kv_heads", "grouped-query attention")
     size = equal_part(extent_of(shape, axis), heads, "key/value heads")
     if len(labels) <= heads:
@@ -262,6 +269,7 @@ def shared_qk_value(shape: Any, attention: Attention, ranks: Any, *, axis: int =
             f"Yuan's o_proj bias of shape {shape} has no layout: its real partition keeps no value of it;"
             " hold it replicated, divided by the number of ranks (predivided_bias)"
         )
+    require_attention(attention, "Yuan's shared-QK values")
     heads = _need(attention.kv_heads, "kv_heads", "Yuan's shared-QK values")
     each = equal_part(heads, len(labels), "ranks with whole heads each")
     if len(labels) > heads // 2:
@@ -283,15 +291,22 @@ def _shared_heads(first: int, count: int, heads: int) -> list[int]:
 # --- arithmetic with reasons --------------------------------------------------------------
 
 
-def _rows(shape: Any, what: str) -> Shape:
+def _rows(shape: Any, attention: Attention, what: str) -> Shape:
     found = as_shape(shape)
+    require_attention(attention, what)
     if not found:
         raise InvalidMapError(f"{what} needs a tensor with rows, got a 0-d tensor")
     return found
 
 
+def require_attention(attention: object, what: str) -> None:
+    """Raise for what is no ``Attention``, with the way to one."""
+    if not isinstance(attention, Attention):
+        raise InvalidMapError(f"{what} takes Attention(kv_heads=, ...), got {attention!r}")
+
+
 def extent_of(shape: Shape, axis: int) -> int:
-    if not -len(shape) <= axis < len(shape):
+    if not -len(shape) <= as_int(axis, "axis") < len(shape):
         raise InvalidMapError(f"axis {axis} does not exist in a tensor of shape {shape}")
     return shape[axis]
 

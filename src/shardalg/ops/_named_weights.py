@@ -8,7 +8,7 @@ from typing import Any
 
 from .._errors import InvalidMapError
 from ..maps import AffineMap, Piece, Side, Space
-from ..maps._space import as_int, as_shape, row_major
+from ..maps._space import as_int, as_shape, listed, row_major
 from ..placements import Attention, BlockGather, Cyclic, Experts, Replicate, Split
 from ._compose import compose
 from ._layout import layout, rank_ids
@@ -142,10 +142,11 @@ def block_cyclic(
     >>> block_cyclic((9, 4), (2, 2), (2, 1)).shard_shape(0)
     (5, 2)
     """
-    shape, grid = as_shape(shape), tuple(grid)
+    shape, grid = as_shape(shape), listed(grid, "grid")
+    blocks, first = listed(blocks, "blocks"), listed(first, "first")
     if not len(shape) == len(grid) == len(blocks) == len(first):
         raise InvalidMapError(
             f"block_cyclic needs a grid extent, a block and a first position per axis of {shape}, got"
-            f" grid={grid}, blocks={tuple(blocks)}, first={tuple(first)}"
+            f" grid={tuple(grid)}, blocks={tuple(blocks)}, first={tuple(first)}"
         )
     return layout(shape, [Cyclic(k, b, f) for k, (b, f) in enumerate(zip(blocks, first))], ranks, mesh=grid)

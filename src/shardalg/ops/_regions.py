@@ -32,6 +32,8 @@ def region(space: Space, where: RegionLike) -> AffineMap:
     >>> len(region(Space.logical((4, 4)), (slice(0, 2), slice(1, 3))))
     1
     """
+    if not isinstance(space, Space):
+        raise InvalidMapError(f"a region lies in a Space, got {space!r}")
     if isinstance(where, AffineMap):
         _require_region(where, space)
         return where
@@ -83,7 +85,11 @@ def _range(r: Range, n: int, axis: int, box: Box) -> tuple[int, int, int]:
     if isinstance(r, slice):
         found = range(*r.indices(n))
         return found.start, found.step, len(found)
-    start, stop = r if isinstance(r, tuple) else (as_int(r, "an index"), as_int(r, "an index") + 1)
+    if isinstance(r, tuple) and len(r) == 2:
+        start, stop = (as_int(end, "an end of a range") for end in r)
+    else:
+        start = as_int(r, "an index")
+        stop = start + 1
     if not 0 <= start <= stop <= n:
         raise InvalidMapError(
             f"range {start}:{stop} does not fit axis {axis} of {describe_key(box.key)} of shape {box.shape}"
