@@ -243,3 +243,18 @@ def test_scheduling_is_quick():
     for plan, max_bytes in ((tree, None), (tree, 64 << 20), (grid, None), (grid, 1 << 13)):
         work = partial(sa.schedule, plan, dtypes="bfloat16", max_bytes=max_bytes)
         assert min(seconds(work) for _ in range(2)) < 1
+
+
+@pytest.mark.parametrize(
+    "dtypes, said",
+    [
+        ({}, r"\['a', 'b'\] are missing"),
+        ({"a": "float32", "b": "float32", "c": "int8"}, r"\[\] are missing, \['c'\] unknown"),
+        (("float32", "float32", "float32"), "a pair of dtypes is"),
+        ({"a": "float33", "b": "float32"}, "unknown dtype 'float33'"),
+    ],
+)
+def test_dtypes_that_do_not_fit_the_plan_are_refused(dtypes, said):
+    rows = sa.layout((4,), sa.Split(0), ranks=2)
+    with pytest.raises(sa.InvalidMapError, match=said):
+        sa.schedule(sa.plan_tree({"a": rows, "b": rows}, {"a": rows, "b": rows}), dtypes=dtypes)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from .._errors import InvalidMapError
 from .._struct import struct
 from ..maps._space import IntArray
 from ._dtypes import dtype_name, itemsize
@@ -246,11 +248,22 @@ def as_dtypes(plan: TreePlan, dtypes: Any) -> Dtypes | None:
     """Pairs per entry from one dtype, a (source, target) pair, or a mapping by target name."""
     if dtypes is None:
         return None
+    if not isinstance(dtypes, Mapping):
+        return (_pair(dtypes),) * len(plan.entries)
+    names = [e.target for e in plan.entries]
+    without = [n for n in names if n not in dtypes]
+    unknown = [n for n in dtypes if n not in {*names, *dict(plan.tied)}]
+    if without or unknown:
+        raise InvalidMapError(
+            f"dtypes= must name the tensors of the plan, {names[:8]}: {without[:8]} are missing,"
+            f" {unknown[:8]} unknown"
+        )
+    return tuple(_pair(dtypes[name]) for name in names)
 
-    def pair(given: Any) -> tuple[str, str]:
-        a, b = given if isinstance(given, tuple) else (given, given)
-        return dtype_name(a), dtype_name(b)
 
-    if isinstance(dtypes, dict):
-        return tuple(pair(dtypes[e.target]) for e in plan.entries)
-    return tuple(pair(dtypes) for _ in plan.entries)
+def _pair(given: Any) -> tuple[str, str]:
+    if isinstance(given, tuple):
+        if len(given) != 2:
+            raise InvalidMapError(f"a pair of dtypes is (source, target), got {given!r}")
+        return dtype_name(given[0]), dtype_name(given[1])
+    return dtype_name(given), dtype_name(given)
