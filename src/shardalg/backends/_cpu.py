@@ -59,13 +59,16 @@ class GlooTransport:
         self.start_exchange(parts)()
 
     def start_exchange(self, parts: Mapping[int, Exchange]) -> Callable[[], None]:
-        """Begin an exchange; what is returned waits for its end."""
+        """Begin an exchange; what is returned waits for its end. Then nobody holds it: an exchange in the
+        frames of an error would hold the group, and the others would not hear that it ended."""
         (part,) = parts.values()
         sizes = (part.receive_bytes, part.send_bytes)
-        work = self._guarded(
-            lambda: self.group.alltoall_base(part.receive, part.send, *sizes, dist.AllToAllOptions())
-        )
-        return lambda: self._wait(lambda: work)
+        works = [
+            self._guarded(
+                lambda: self.group.alltoall_base(part.receive, part.send, *sizes, dist.AllToAllOptions())
+            )
+        ]
+        return lambda: self._wait(works.pop)
 
     def _wait(self, start: Callable[[], Any]) -> None:
         self._guarded(lambda: start().wait())

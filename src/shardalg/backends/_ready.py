@@ -161,7 +161,7 @@ def _agreed_dtypes(
         raise refusal
     for rank, word in sorted(said.items()):
         if word.startswith("!"):
-            raise TransferError(f"rank {rank} refused the run: {word[1:]}")
+            raise TransferError(f"rank {rank} refused the run: {word[1:]}; nothing was written")
     return {e.target: pair for e, pair in zip(program.plan.entries, _pairs(program, said))}
 
 

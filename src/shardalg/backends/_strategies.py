@@ -107,14 +107,18 @@ class PeerToPeer:
         """Send ``out[p]`` to and fill ``into[p]`` from the peer at position p; empty ones are left out."""
         if self.group is None:
             raise TransferError("the context was closed")
+        works: list[Any] = []
         try:
-            works = [self.group.recv([x], p, tag) for p, x in enumerate(into) if x.numel()]
+            works += [self.group.recv([x], p, tag) for p, x in enumerate(into) if x.numel()]
             works += [self.group.send([x], p, tag) for p, x in _from(self.position, out) if x.numel()]
             meanwhile()
-            for work in works:
-                work.wait(self.timeout)
+            works.reverse()
+            while works:
+                works.pop().wait(self.timeout)
         except RuntimeError as error:
             raise TransferError(f"gloo failed: {error}") from error
+        finally:
+            works.clear()  # what the frames of an error hold would hold the group
 
     def release(self) -> None:
         """Buffers are ours."""
