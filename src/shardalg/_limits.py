@@ -29,8 +29,7 @@ class Limits:
     plan_bytes: int = 1 << 32
 
     def __post_init__(self) -> None:
-        for name in ("pieces", "pairs", "steps", "copies", "plan_bytes"):
-            value = getattr(self, name)
+        for name, value in vars(self).items():
             if not isinstance(value, int) or isinstance(value, bool) or value < 0:
                 raise InvalidMapError(f"Limits.{name} must be a non-negative int, got {value!r}")
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ._map import AffineMap, require_map
-from ._space import IntArray, Space
+from ._space import IntArray
 
 PRIME = 2**127 - 1
 VERSION = "shardalg.fingerprint 1"
@@ -57,17 +57,12 @@ class _Forms(NamedTuple):
 
 def _forms(m: AffineMap) -> _Forms:
     c = m.table.columns
-    names = [
-        [space.boxes[i].name for i in box.tolist()] for space, box in zip(_sides(m), (c.dom_box, c.cod_box))
-    ]
+    sides = (m.domain, c.dom_box), (m.codomain, c.cod_box)
+    names = [[space.boxes[i].name for i in box.tolist()] for space, box in sides]
     rows = [c.numerator, c.denominator, *c.shape, *c.dom_strides, *c.cod_strides]
     ids: dict[tuple[Any, ...], int] = {}
     where = [ids.setdefault(form, len(ids)) for form in zip(*names, *(row.tolist() for row in rows))]
     return _Forms(list(ids), where)
-
-
-def _sides(m: AffineMap) -> tuple[Space, Space]:
-    return m.domain, m.codomain
 
 
 def _value(m: AffineMap, forms: _Forms, number: int) -> int:

@@ -15,7 +15,7 @@ from .._struct import struct
 from ._piece import Piece, Side
 from ._relation import CODOMAIN, DOMAIN, collides, disjoint
 from ._space import IntArray, Shape, Space, describe_key
-from ._table import Columns, PieceTable, build, concatenate
+from ._table import HEAD, Columns, PieceTable, build, concatenate
 
 FORMAT = 1
 
@@ -155,13 +155,13 @@ def check_format(data: Mapping[str, Any], kind: str) -> None:
 
 
 def _piece_from_row(domain: Space, codomain: Space, row: Sequence[int]) -> Piece:
-    if len(row) < 6 or (len(row) - 6) % 3:
-        raise InvalidMapError(f"a piece row has 6 + 3 * axes numbers, got {len(row)}")
+    if len(row) < HEAD or (len(row) - HEAD) % 3:
+        raise InvalidMapError(f"a piece row has {HEAD} + 3 * axes numbers, got {len(row)}")
     if not (0 <= row[0] < len(domain) and 0 <= row[2] < len(codomain)) or row[5] < 1:
         raise InvalidMapError(f"a piece row names boxes {row[0]}, {row[2]} and denominator {row[5]}")
-    d = (len(row) - 6) // 3
+    d = (len(row) - HEAD) // 3
     a, b = domain.boxes[row[0]], codomain.boxes[row[2]]
-    shape, ds, cs = (tuple(row[6 + i * d : 6 + (i + 1) * d]) for i in range(3))
+    shape, ds, cs = (tuple(row[HEAD + i * d : HEAD + (i + 1) * d]) for i in range(3))
     return Piece(
         shape, Side(row[1], ds, a.rank, a.name), Side(row[3], cs, b.rank, b.name), Fraction(row[4], row[5])
     )
@@ -236,10 +236,10 @@ def columns_of(domain: Space, codomain: Space, pieces: Sequence[Piece]) -> Colum
             continue
         fill = [0] * pad
         rows.append([*head, *p.shape, *[1] * pad, *p.domain.strides, *fill, *p.codomain.strides, *fill])
-    table = np.array(rows, np.int64).reshape(len(rows), 6 + 3 * axes).T
+    table = np.array(rows, np.int64).reshape(len(rows), HEAD + 3 * axes).T
     if pieces and axes == 0 and not all(p.size for p in pieces):
         table = table[:, [bool(p.size) for p in pieces]]
-    shape, blocks = table[6 : 6 + axes], table[6 + axes :]
+    shape, blocks = table[HEAD : HEAD + axes], table[HEAD + axes :]
     left = (table[0], table[1], table[2], table[3], table[4], table[5])
     return Columns(*left, shape, blocks[:axes], blocks[axes:])
 
@@ -272,6 +272,8 @@ def require_map(m: object, what: str) -> None:
     hint = (
         "use plan_tree for several tensors"
         if isinstance(m, Mapping)
+        else "probe(function, shape, ranks) finds the layout of a function"
+        if callable(m)
         else "lower a placement with layout(shape, ...)"
     )
     raise InvalidMapError(f"{what} must be an AffineMap, got {type(m).__name__}: {hint}")

@@ -14,7 +14,7 @@ resists even that goes to the exact solver pair by pair.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import gcd
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ import numpy as np
 
 from .._limits import Budget, Limits
 from ._solve import Digit, Solution, add, solve
-from ._space import IntArray
+from ._space import BoolArray, IntArray
 
 WIDE = 1 << 31  # products of two values below this fit an int64
 
@@ -156,16 +156,16 @@ def _chain(strides: set[int]) -> list[int]:
 class Digits(NamedTuple):
     """Blocks as one progression per digit; arrays ``[digits, n]``, payload ``[P, digits, n]``.
 
-    ``owner`` is False for blocks that are no such product. Free axes (stride 0) stay apart.
+    ``product`` is False for blocks that are no such product. Free axes (stride 0) stay apart.
     """
 
     start: IntArray
     step: IntArray
-    count: IntArray  # type: ignore[assignment]
+    extent: IntArray
     payload: IntArray
     free_shape: IntArray
     free_payload: IntArray
-    product: np.ndarray[tuple[int], np.dtype[np.bool_]]
+    product: BoolArray
 
 
 def chain_digits(x: Blocks, chain: list[int]) -> Digits:
@@ -243,7 +243,7 @@ def _row(x: Blocks, d: Digits, chain: list[int], strides: tuple[int, ...], k: in
     for axis, s in enumerate(strides):
         i = level[s] if first[s] == axis else None
         found = (0, 1, 1, 0) if i is None else (
-            int(d.start[i, k]), int(d.count[i, k]), int(d.step[i, k]), int(d.payload[0, i, k])
+            int(d.start[i, k]), int(d.extent[i, k]), int(d.step[i, k]), int(d.payload[0, i, k])
         )  # fmt: skip
         rows.append(found)
     start, count, step, pay = (tuple(r[i] for r in rows) for i in range(4))
@@ -421,12 +421,11 @@ def _meet_products(
     limits: Limits,
     bound: str,
 ) -> Met:
+    """The meetings of blocks that are products: those of their digits, outermost first, then the free
+    axes of a and those of b."""
     left, right = _candidates(a, b, da, db, easy_a, easy_b, limits)
-    starts_a, starts_b, counts, incs_a, incs_b = [], [], [], [], []
-    levels = [_progressions(da, db, k, left, right) for k in range(len(da.start))]
-    keep = np.ones(len(left), bool)
-    for found in levels:
-        keep &= found[2] > 0
+    levels = [_progressions(da, db, k, left, right) for k in reversed(range(len(da.start)))]
+    keep = np.logical_and.reduce([level[2] > 0 for level in levels])
     if not keep.all():
         picked = np.flatnonzero(keep)
         left, right = left[picked], right[picked]
@@ -434,14 +433,9 @@ def _meet_products(
             (x[picked], y[picked], c[picked], _pick(i, picked), _pick(j, picked)) for x, y, c, i, j in levels
         ]
     limits.hold(bound, len(left))
-    for x, y, c, i, j in reversed(levels):  # outermost digit first
-        starts_a.append(x)
-        starts_b.append(y)
-        counts.append(c)
-        incs_a.append(i)
-        incs_b.append(j)
-    left_offset, left_strides = _payload(a, da, left, starts_a, incs_a)
-    right_offset, right_strides = _payload(b, db, right, starts_b, incs_b)
+    starts_a, starts_b, counts, steps_a, steps_b = zip(*levels)
+    left_offset, left_strides = _payload(a, da, left, starts_a, steps_a)
+    right_offset, right_strides = _payload(b, db, right, starts_b, steps_b)
     free_a, free_b = da.free_shape[:, left], db.free_shape[:, right]
     pay_a, pay_b = da.free_payload[:, :, left], db.free_payload[:, :, right]
     zero_a = np.zeros((len(left_offset), len(free_b), len(left)), np.int64)
@@ -449,7 +443,7 @@ def _meet_products(
     return Met(
         left,
         right,
-        np.concatenate([np.array(counts).reshape(len(counts), len(left)), free_a, free_b]),
+        np.concatenate([np.array(counts), free_a, free_b]),
         left_offset,
         np.concatenate([left_strides, pay_a, zero_a], axis=1),
         right_offset,
@@ -462,16 +456,17 @@ def _pick(x: IntArray | int, picked: IntArray) -> IntArray | int:
 
 
 def _payload(
-    x: Blocks, d: Digits, picked: IntArray, starts: list[IntArray], incs: list[IntArray | int]
+    x: Blocks, d: Digits, picked: IntArray, starts: Sequence[IntArray], steps: Sequence[IntArray | int]
 ) -> tuple[IntArray, IntArray]:
-    """Payload offset and strides of each family, from where it starts and steps in each digit."""
+    """Payload offset and strides of each family, from the index where it starts in each digit,
+    outermost first, and by how many it steps."""
     levels = len(starts)
     offset = x.pay_offset[:, picked]
     strides = np.empty((len(offset), levels, len(picked)), np.int64)
     for k in range(levels):
         per_step = d.payload[:, levels - 1 - k][:, picked]
         offset = offset + per_step * starts[k]
-        strides[:, k] = per_step * incs[k]
+        strides[:, k] = per_step * steps[k]
     return offset, strides
 
 
@@ -508,7 +503,7 @@ def _candidates(
 
 def _range(d: Digits, k: int, picked: IntArray) -> tuple[IntArray, IntArray]:
     low = d.start[k][picked]
-    return low, low + d.step[k][picked] * (d.count[k][picked] - 1)
+    return low, low + d.step[k][picked] * (d.extent[k][picked] - 1)
 
 
 def overlapping(low_a: IntArray, high_a: IntArray, low_b: IntArray, high_b: IntArray) -> int:
@@ -542,8 +537,8 @@ _Level = tuple[IntArray, IntArray, IntArray, "IntArray | int", "IntArray | int"]
 
 def _progressions(da: Digits, db: Digits, k: int, left: IntArray, right: IntArray) -> _Level:
     """Where two progressions of digit ``k`` meet: first index in each, count, index steps."""
-    a, n = da.start[k][left], da.count[k][left]
-    b, m = db.start[k][right], db.count[k][right]
+    a, n = da.start[k][left], da.extent[k][left]
+    b, m = db.start[k][right], db.extent[k][right]
     s, t = da.step[k][left], db.step[k][right]
     if (s == 1).all() and (t == 1).all():
         low, high = np.maximum(a, b), np.minimum(a + n, b + m)

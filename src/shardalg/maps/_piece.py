@@ -9,7 +9,7 @@ from typing import Any
 from .._errors import InvalidMapError
 from .._limits import BOUND
 from .._struct import struct
-from ._space import Key, Shape, _key_text, as_int, as_shape
+from ._space import Key, Shape, as_int, as_shape, key_text
 
 
 def as_scale(scale: Any) -> Fraction:
@@ -43,7 +43,7 @@ class Side:
         object.__setattr__(self, "strides", tuple(as_int(s, "a stride") for s in self.strides))
 
     def __repr__(self) -> str:
-        return f"Side({self.offset}, {self.strides}{_key_text(self.key)})"
+        return f"Side({self.offset}, {self.strides}{key_text(self.key)})"
 
     @property
     def key(self) -> Key:

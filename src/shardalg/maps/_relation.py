@@ -24,11 +24,10 @@ def side_blocks(table: PieceTable, key: int, *payload: int, index: bool = False)
     """The blocks of one side of a table, carrying addresses of the given sides and,
     with ``index``, the index along each axis."""
     c = table.columns
-    sides = ((c.dom_box, c.dom_offset, c.dom_strides), (c.cod_box, c.cod_offset, c.cod_strides))
-    box, offset, strides = sides[key]
+    box, offset, strides = c.side(key)
     n, d = len(table), table.axes
-    offsets = [sides[p][1] for p in payload]
-    steps = [sides[p][2] for p in payload]
+    offsets = [c.side(p)[1] for p in payload]
+    steps = [c.side(p)[2] for p in payload]
     if index:
         offsets += [np.zeros(n, np.int64)] * d
         unit = np.broadcast_to(np.eye(d, dtype=np.int64)[:, :, None], (d, d, n))
@@ -47,8 +46,7 @@ def side_blocks(table: PieceTable, key: int, *payload: int, index: bool = False)
 def side_region(table: PieceTable, side: int) -> PieceTable:
     """One side of a table as pieces that map it to itself; what pieces share is repeated."""
     c = table.columns
-    sides = ((c.dom_box, c.dom_offset, c.dom_strides), (c.cod_box, c.cod_offset, c.cod_strides))
-    box, offset, strides = sides[side]
+    box, offset, strides = c.side(side)
     one = np.ones(len(table), np.int64)
     return build(Columns(box, offset, box, offset, one, one, c.shape, strides, strides))
 
@@ -78,8 +76,7 @@ def common(a: PieceTable, b: PieceTable, limits: Limits, budget: Budget, *, inde
     key, far = _join_sides(a, b)
     met = meet(side_blocks(a, key, DOMAIN, CODOMAIN, index=index), side_blocks(b, key, far), limits, budget)
     ca, cb = a.columns, b.columns
-    far_a, far_b = (ca.cod_box, cb.cod_box) if far == CODOMAIN else (ca.dom_box, cb.dom_box)
-    same = far_a[met.left] == far_b[met.right]
+    same = ca.side(far)[0][met.left] == cb.side(far)[0][met.right]
     if a.scaled or b.scaled:
         same &= ca.numerator[met.left] == cb.numerator[met.right]
         same &= ca.denominator[met.left] == cb.denominator[met.right]
@@ -102,11 +99,8 @@ def common(a: PieceTable, b: PieceTable, limits: Limits, budget: Budget, *, inde
 def _join_sides(a: PieceTable, b: PieceTable) -> tuple[int, int]:
     """The side to join on: the domain unless it repeats where the codomain does not."""
     repeats = [
-        any(bool(((strides == 0) & (t.shape > 1)).any()) for t, strides in pairs)
-        for pairs in (
-            ((a, a.columns.dom_strides), (b, b.columns.dom_strides)),
-            ((a, a.columns.cod_strides), (b, b.columns.cod_strides)),
-        )
+        any(bool(((t.columns.side(side)[2] == 0) & (t.shape > 1)).any()) for t in (a, b))
+        for side in (DOMAIN, CODOMAIN)
     ]
     return (CODOMAIN, DOMAIN) if repeats[0] and not repeats[1] else (DOMAIN, CODOMAIN)
 

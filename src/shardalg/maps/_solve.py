@@ -63,8 +63,12 @@ def solve(digits: list[Digit], constant: int, width: int, budget: Budget) -> lis
     >>> solve(ten, 24, 2, Budget(Limits()))
     [Solution(offset=(3, 2), axes=((2, (-3, 2)),))]
     """
+    return _sorted_solve(digits, constant, (0,) * width, budget)
+
+
+def _sorted_solve(digits: list[Digit], c: int, zero: Vector, budget: Budget) -> list[Solution]:
     live = sorted((d for d in digits if d.extent > 1), key=lambda d: -d.stride)
-    return _solve(live, constant, (0,) * width, budget)
+    return _solve(live, c, zero, budget)
 
 
 def _solve(digits: list[Digit], c: int, zero: Vector, budget: Budget) -> list[Solution]:
@@ -185,8 +189,3 @@ def _enumerated(digits: list[Digit], k: int, c: int, zero: Vector, budget: Budge
         rest = _solve(others, c - d.stride * x, zero, budget)
         found += [Solution(add(s.offset, shifted), s.axes) for s in rest]
     return found
-
-
-def _sorted_solve(digits: list[Digit], c: int, zero: Vector, budget: Budget) -> list[Solution]:
-    live = sorted((d for d in digits if d.extent > 1), key=lambda d: -d.stride)
-    return _solve(live, c, zero, budget)

@@ -18,7 +18,7 @@ from .._struct import struct
 Shape: TypeAlias = tuple[int, ...]
 Key: TypeAlias = tuple[int | None, str]
 IntArray: TypeAlias = npt.NDArray[np.int64]
-
+BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
 MOST_RANK = 2**31 - 1  # keys made of a rank and a position stay below 2**62
 
@@ -98,7 +98,7 @@ class Box:
             raise InvalidMapError(f"a tensor name must be a str, got {self.name!r}")
 
     def __repr__(self) -> str:
-        return f"Box({self.shape}{_key_text(self.key)})"
+        return f"Box({self.shape}{key_text(self.key)})"
 
     @property
     def key(self) -> Key:
@@ -110,7 +110,8 @@ class Box:
         return math.prod(self.shape)
 
 
-def _key_text(key: Key) -> str:
+def key_text(key: Key) -> str:
+    """A key as the last arguments of a repr: ``, rank=3, name='q'``."""
     rank = "" if key[0] is None else f", rank={key[0]}"
     return rank + ("" if not key[1] else f", name={key[1]!r}")
 

@@ -19,13 +19,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ._space import IntArray
+from ._space import BoolArray, IntArray
 
 HEAD = 6  # domain box, domain offset, codomain box, codomain offset, numerator, denominator
 
 
 class Columns(NamedTuple):
-    """Pieces before normalisation: what a table is built from."""
+    """Pieces before normalisation: what a table is built from. Side 0 is the domain, 1 the codomain."""
 
     dom_box: IntArray
     dom_offset: IntArray
@@ -36,6 +36,12 @@ class Columns(NamedTuple):
     shape: IntArray
     dom_strides: IntArray
     cod_strides: IntArray
+
+    def side(self, k: int) -> tuple[IntArray, IntArray, IntArray]:
+        """The boxes, offsets and strides of one side."""
+        if k == 0:
+            return self.dom_box, self.dom_offset, self.dom_strides
+        return self.cod_box, self.cod_offset, self.cod_strides
 
 
 class PieceTable:
@@ -131,7 +137,7 @@ class PieceTable:
         """Whether any piece has a scale other than 1."""
         return bool((self.rows[4] != self.rows[5]).any())
 
-    def take(self, picked: IntArray | np.ndarray[tuple[int], np.dtype[np.bool_]] | slice) -> PieceTable:
+    def take(self, picked: IntArray | BoolArray | slice) -> PieceTable:
         """The picked pieces, in ascending order of position: still in normal form but for width."""
         return _trimmed(self.rows[:, picked])
 

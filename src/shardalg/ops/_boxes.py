@@ -65,18 +65,18 @@ def _boxes(layout: AffineMap) -> Boxes | None:
         return None
     chain = sorted({s for s, n in zip(row_major(layout.logical_shape), layout.logical_shape) if n > 1} | {1})
     digits = chain_digits(side_blocks(table, CODOMAIN, DOMAIN), chain)
-    plain = digits.product & ((digits.step == 1) | (digits.count == 1)).all(axis=0)
+    plain = digits.product & ((digits.step == 1) | (digits.extent == 1)).all(axis=0)
     if not plain.all() or len(digits.free_shape):
         return None
-    low, count = digits.start[::-1], digits.count[::-1]
-    strides = np.where(count > 1, digits.payload[0][::-1], 0)
+    low, extent = digits.start[::-1], digits.extent[::-1]
+    strides = np.where(extent > 1, digits.payload[0][::-1], 0)
     c = table.columns
     lone = len(np.unique(c.dom_box)) == len(table)
     columns = (low.T, strides.T, c.dom_offset, c.dom_box)
-    orderly = bool(((strides[:-1] > strides[1:]) | (count[:-1] == 1) | (count[1:] == 1)).all())
-    grid = grid_of(low, low + count) if lone else None
+    orderly = bool(((strides[:-1] > strides[1:]) | (extent[:-1] == 1) | (extent[1:] == 1)).all())
+    grid = grid_of(low, low + extent) if lone else None
     lists = list(zip(*(x.tolist() for x in columns))) if len(table) <= LISTED else []
-    return Boxes(low, low + count, c.dom_offset, strides, c.dom_box, lone, orderly, grid, lists)
+    return Boxes(low, low + extent, c.dom_offset, strides, c.dom_box, lone, orderly, grid, lists)
 
 
 def box_copies(source: AffineMap, target: AffineMap, limits: Limits) -> PieceTable | None:

@@ -19,7 +19,7 @@ import numpy as np
 from .._errors import LimitError
 from .._limits import Budget, Limits
 from ..maps._relation import common, count_common, exact_sizes, families_table, minus
-from ..maps._space import IntArray
+from ..maps._space import BoolArray, IntArray
 from ..maps._table import HEAD, Columns, PieceTable, build, concatenate
 from ._folding import Family, Point, families_of, points_of, simplified
 
@@ -144,8 +144,7 @@ class Strided:
 
     def _spans(self) -> tuple[int, int]:
         c = self.table.columns
-        sides = ((c.dom_offset, c.dom_strides), (c.cod_offset, c.cod_strides))
-        low, high = zip(*(_range(c.shape, *side) for side in sides))
+        low, high = zip(*(_range(c.shape, *c.side(k)[1:]) for k in (0, 1)))
         return high[0] - low[0], high[1] - low[1]
 
     def _both(self, a: PieceTable, b: PieceTable) -> PieceTable:
@@ -228,7 +227,7 @@ def _repeated(table: PieceTable, count: int, step: Point) -> PieceTable:
     return build(Columns(*c[:6], *(np.concatenate([x, np.full((1, len(table)), v)]) for x, v in axes)))
 
 
-def _picked(c: Columns, where: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Columns:
+def _picked(c: Columns, where: BoolArray) -> Columns:
     return Columns(*(x[..., where] for x in c))
 
 

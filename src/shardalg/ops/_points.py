@@ -32,8 +32,7 @@ def far_points(m: AffineMap, side: int, box: int, address: int) -> list[tuple[in
     """(box, address, piece) of what one address of one side pairs with, in order; of a piece that
     repeats there (stride 0), the first few along each axis."""
     met = at_points(m, side, np.array([box]), np.array([address]))
-    c = m.table.columns
-    far = c.cod_box if side == DOMAIN else c.dom_box
+    far = m.table.columns.side(1 - side)[0]
     found = set()
     for k, piece in enumerate(met.left.tolist()):
         steps = met.left_strides[0, :, k].tolist()

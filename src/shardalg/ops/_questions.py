@@ -191,9 +191,8 @@ def _collision(m: AffineMap, side: int, one: str, many: str) -> Answer:
     met = meet(blocks, blocks, limits, Budget(limits))
     near, far = (m.domain, m.codomain) if side == DOMAIN else (m.codomain, m.domain)
     c = m.table.columns
-    box = c.dom_box if side == DOMAIN else c.cod_box
-    far_box = c.cod_box if side == DOMAIN else c.dom_box
     other = 1 - side
+    box, far_box = c.side(side)[0], c.side(other)[0]
     points = [p for k in range(len(met.left)) for p in _points_apart(met, k, other)]
     found = min(
         (int(box[met.left[k]]), int(at[side]), k, at, to)
