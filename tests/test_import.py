@@ -139,3 +139,20 @@ def test_importing_is_quick_and_loads_no_torch(tmp_path):
         if best <= SECONDS:
             return
     raise AssertionError(f"import shardalg took {best:.3f} s at best, more than {SECONDS} s")
+
+
+def test_interop_loads_its_modules_on_use():
+    """As ``sa.backends`` and ``sa.moe`` do; nothing has to be imported by hand."""
+    code = """
+import sys, shardalg as sa
+assert "torch" not in sys.modules
+for name in ("deepspeed", "dtensor", "dcp", "huggingface"):
+    assert name in dir(sa.interop) and getattr(sa.interop, name).__name__ == f"shardalg.interop.{name}"
+try:
+    sa.interop.nonsense
+except AttributeError as error:
+    assert "no attribute 'nonsense'" in str(error)
+else:
+    raise SystemExit("no error")
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

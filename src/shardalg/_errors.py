@@ -33,3 +33,7 @@ class TransferError(ShardalgError, RuntimeError):
     def __init__(self, message: str, *, targets_touched: bool = False) -> None:
         super().__init__(message)
         self.targets_touched = targets_touched
+
+
+for _error in (ShardalgError, *ShardalgError.__subclasses__()):
+    _error.__module__ = "shardalg"  # the name that tracebacks print is the one to catch

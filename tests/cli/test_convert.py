@@ -198,9 +198,31 @@ def test_maps_of_other_tensors_are_refused(tmp_path):
     to = write(tmp_path / "new", new, tensors(new, [""]), 2, "safetensors")
     with pytest.raises(sa.InvalidMapError, match=r"alone has \['up'\], the target alone \['down'\]"):
         convert(str(tmp_path / "old"), str(tmp_path / "out"), maps, to)
-    with pytest.raises(sa.InvalidMapError, match="no file holds 'down', which has a map; the nearest name"):
+    with pytest.raises(sa.InvalidMapError, match="no file holds 'down', which has a map; there "):
         convert(str(tmp_path / "old"), str(tmp_path / "out"), to, to)
     with pytest.raises(sa.InvalidMapError, match="pass --processes"):
         convert(str(tmp_path / "old"), str(tmp_path / "out"), maps, "transformer-tp")
-    with pytest.raises(sa.InvalidMapError, match="found \\[\\]"):
-        convert(str(tmp_path), str(tmp_path / "out"), maps, maps)
+    for source, words in ((tmp_path, r"found \[\]"), (maps, "this is a file"), ("no", "this does not exist")):
+        with pytest.raises(sa.InvalidMapError, match=words):
+            convert(str(source), str(tmp_path / "out"), maps, maps)
+
+
+def test_a_padded_tensor_is_refused_by_name(tmp_path):
+    """DeepSpeed's maps have no padding."""
+    old = {"up": sa.layout((10, 4), sa.Split(0), ranks=2)}
+    maps = write(tmp_path / "old", old, tensors(old, [""]), 2, "safetensors")
+    layout = tmp_path / "l.toml"
+    layout.write_text(
+        'format = 1\n[[tensor]]\nname = "up"\nplacement = { kind = "Split", axis = 0, rule = "pad" }'
+    )
+    with pytest.raises(sa.UnsupportedError, match=r"^'up': rank 3 holds 4 elements in 12 slots"):
+        convert(str(tmp_path / "old"), str(tmp_path / "out"), maps, str(layout), processes=4)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("form", ["safetensors", "pt"])
+def test_a_folder_of_ranks_is_sent_to_convert(tmp_path, form):
+    old = {"up": sa.layout((12, 4), sa.Split(0), ranks=2)}
+    write(tmp_path / "old", old, tensors(old), 2, form)
+    with pytest.raises(sa.InvalidMapError, match=r"2 files of ranks .* shardalg convert --map"):
+        sa.interop.open_checkpoint(tmp_path / "old")

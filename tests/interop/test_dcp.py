@@ -132,7 +132,7 @@ def refusal(action):
 @pytest.mark.parametrize(
     "name, m, words",
     [
-        ("nowhere", LAYOUTS["cyclic"], "'nowhere' is not in it, the nearest name"),
+        ("nowhere", LAYOUTS["cyclic"], "'nowhere' is not in it; there "),
         ("step", LAYOUTS["cyclic"], "'step' is no tensor there"),
         ("plain", LAYOUTS["cyclic"], r"'plain' has shape \(2,\), its layout \(12, 6\)"),
     ],

@@ -203,16 +203,22 @@ REFUSED = {
     "segments said twice": (
         ONE + '{ kind = "Segments", axis = 0, segments = [], each = "Replicate" }', "either segments",
     ),
+    "torch's word for a split": (
+        ONE + '{ kind = "Shard", axis = 0 }', "the kind 'Shard'; write kind = \"Split\"",
+    ),
+    "a mesh of another size": (
+        "mesh = { dp = 2, tp = 2 }\n" + ONE + f"[{SPLIT}, {SPLIT}]", "tp 2 has 4 ranks.* --processes 4",
+    ),
     "a list without a mesh": (ONE + f"[{SPLIT}, {SPLIT}]", "mesh"),
     "a pattern that matches nothing": (
         'default = "Replicate"\n[[tensor]]\nname = "wieght"\nplacement = "Replicate"',
-        "'wieght' matches nothing, the nearest name is 'w'",
+        "'wieght' matches nothing, there are 'w'",
     ),
     "a tensor that nothing matches": (
         '[[tensor]]\nname = "q"\nplacement = "Replicate"', "2 of 3 tensors, the first is 'w'",
     ),
-    "a join that matches nothing": (JOIN + 'name = "x"\nparts = ["y"]', "'y' matches nothing, the nearest"),
-    "a join that lacks a part": (JOIN + 'name = "x"\nparts = ["w", "v"]', "needs 'v', the nearest name is"),
+    "a join that matches nothing": (JOIN + 'name = "x"\nparts = ["y"]', "'y' matches nothing, there are 'w'"),
+    "a join that lacks a part": (JOIN + 'name = "x"\nparts = ["w", "v"]', "needs 'v', there are 'w'"),
     "a part joined twice": (
         JOIN + 'name = "x"\nparts = ["q", "k"]\n[[join]]\nname = "y"\nparts = ["k"]',
         "'k' is joined in 'x' and in 'y'",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from fractions import Fraction
 
@@ -19,11 +20,17 @@ from shardalg import (
     Limits,
     Piece,
     Side,
+    Split,
     compose,
     equivalent,
     identity,
     intersect,
     invert,
+    layout,
+    merge,
+    part,
+    plan,
+    relabel,
     union,
 )
 from shardalg.testing import resplit
@@ -211,3 +218,34 @@ def test_subset_sums_end_in_a_limit_promptly():
 def test_few_subset_sums_are_solved():
     m = AffineMap.from_pieces(line(2**6), line(2**48), [subset_sums(6, 3)])
     assert agree(compose(invert(m), m), identity(m.domain))
+
+
+ROWS, COLUMNS = (layout((10, 4), Split(axis), ranks=2) for axis in (0, 1))
+NAMED = relabel(ROWS, codomain={(None, ""): (None, "w")})
+ADVICE = {
+    "other sizes": (lambda: plan(ROWS, layout((12, 4), Split(0), ranks=2)), "target has shape (12, 4)"),
+    "other ranks": (lambda: union(ROWS, layout((10, 4), Split(0), ranks=5)), "for rank 0 the first domain"),
+    "ranks apart": (lambda: union(ROWS, layout((10, 4), Split(0), ranks=[2, 3])), "for rank 0"),
+    "other names": (lambda: plan(ROWS, NAMED), "relabel one side first"),
+    "another shape": (lambda: plan(ROWS, layout((8, 5), Split(0), ranks=2)), "reshape one side first"),
+    "transposed": (
+        lambda: plan(ROWS, layout((4, 10), Split(0), ranks=2)),
+        "permute it if it is transposed, else reshape it",
+    ),
+    "two layouts": (lambda: ROWS @ COLUMNS, "write ~g @ f, or plan(g, f) to move from g to f"),
+    "merged": (lambda: merge(part(ROWS, 0), part(ROWS, 1)), "merge needs equal spaces, but for rank 0"),
+}
+
+
+@pytest.mark.parametrize("what", ADVICE)
+def test_spaces_that_differ_are_named_with_what_would_help(what):
+    """And with nothing where nothing would."""
+    make, words = ADVICE[what]
+    with pytest.raises(InvalidMapError, match=re.escape(words)) as refusal:
+        make()
+    helpful = any(verb in words for verb in ("relabel", "reshape", "permute", "write"))
+    assert helpful == (";" in str(refusal.value))
+
+
+def test_what_two_layouts_are_told_works():
+    assert equivalent(~ROWS @ COLUMNS, plan(ROWS, COLUMNS).map)

@@ -10,7 +10,19 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from shardalg import AffineMap, Piece, Replicate, Side, Space, Split, backends, layout, ops, plan
+from shardalg import (
+    AffineMap,
+    InvalidMapError,
+    Piece,
+    Replicate,
+    Side,
+    Space,
+    Split,
+    backends,
+    layout,
+    ops,
+    plan,
+)
 from shardalg.testing import laws, layout_pairs, layouts
 
 ROWS, COLUMNS = (layout((4, 4), Split(axis), ranks=2) for axis in (0, 1))
@@ -45,8 +57,21 @@ def test_layouts_mean_what_they_say(m):
 
 
 def test_what_is_no_layout_is_named():
-    with pytest.raises(AssertionError, match="at most one element: not a layout: slot 0 of rank 0 has"):
+    with pytest.raises(AssertionError, match=r"^broken law: a layout .*: slot 0 of rank 0 has"):
         laws.check_layout_laws(two_elements_in_a_slot())
+
+
+@pytest.mark.parametrize(
+    "check, given, words",
+    [
+        (laws.round_trip, (lambda full, rank: full,), r"round_trip must be an AffineMap.*probe\("),
+        (laws.check_layout_laws, (Split(0),), r"got Split: lower a placement with layout\("),
+        (laws.check_transfer, (ROWS, Split(0)), "check_transfer: target must be"),
+    ],
+)
+def test_what_is_no_map_breaks_no_law(check, given, words):
+    with pytest.raises(InvalidMapError, match=words):
+        check(*given)
 
 
 BROKEN = {
@@ -68,7 +93,7 @@ TEXT = laws.to_text
 def test_each_law_of_layouts_can_fail(law, monkeypatch):
     laws.check_layout_laws(ROWS)
     monkeypatch.setattr(laws, *BROKEN[law])
-    with pytest.raises(AssertionError, match=r"^" + re.escape(law)):
+    with pytest.raises(AssertionError, match=r"^broken law: " + re.escape(law)):
         laws.check_layout_laws(ROWS)
 
 
@@ -168,7 +193,7 @@ def test_transfers_between_other_processes_are_right(ranks):
 
 
 def test_a_transfer_without_a_source_is_named():
-    with pytest.raises(AssertionError, match=r"a transfer can be planned: .*"):
+    with pytest.raises(AssertionError, match=r"^broken law: a transfer can be planned: .*"):
         laws.check_transfer(fewer(ROWS), COLUMNS)
 
 
@@ -212,20 +237,20 @@ def test_each_law_of_transfers_can_fail(law, monkeypatch):
     source = ROWS if law == "T3, a plan stays" else BOTH
     laws.check_transfer(source, COLUMNS)
     monkeypatch.setattr(laws, *MISPLANNED[law])
-    with pytest.raises(AssertionError, match=r"^" + re.escape(law)):
+    with pytest.raises(AssertionError, match=r"^broken law: " + re.escape(law)):
         laws.check_transfer(source, COLUMNS)
 
 
 def test_a_plan_that_is_stored_wrong_is_seen(monkeypatch):
     monkeypatch.setattr(laws.json, "dumps", other_select)
-    with pytest.raises(AssertionError, match=r"^K8, JSON gives the plan back: its digest is then"):
+    with pytest.raises(AssertionError, match=r"^broken law: K8, JSON gives the plan back: its digest"):
         laws.check_transfer(ROWS, COLUMNS)
 
 
 def test_a_wrong_run_is_seen(monkeypatch):
     real = backends.run
     monkeypatch.setattr(backends, "run", lambda *a: {r: 0 * x for r, x in real(*a).items()})
-    with pytest.raises(AssertionError, match=r"^a run gives the shards .*; 16 differ in all"):
+    with pytest.raises(AssertionError, match=r"^broken law: a run gives the shards .*; 16 differ in all"):
         laws.check_transfer(ROWS, COLUMNS)
 
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .._errors import InvalidMapError
+from .._errors import InvalidMapError, LimitError, UnsupportedError
 from .._struct import struct
 from .._torch import torch
 from ..interop import deepspeed
 from ..interop._arrangements import Logical
 from ..interop._layout_files import arrange, read_layout_file
+from ..interop._nearest import nearest
 from ..interop._outputs import MAPS, appearing, require_free
 from ..interop._safetensors import create, lay_out, mapped, read_header, write_at
 from ..maps import AffineMap
@@ -105,6 +105,9 @@ def convert(
 
 def rank_files(folder: Path) -> list[Path]:
     """The files of the ranks, in rank order, all of one kind."""
+    if not folder.is_dir():
+        what = "is a file" if folder.exists() else "does not exist"
+        raise InvalidMapError(f"{folder}: SRC is a folder with one file per rank, and this {what}")
     found = sorted(p for p in folder.glob("*") if p.suffix in SUFFIXES)
     kinds = sorted({p.suffix for p in found})
     if len(kinds) != 1:
@@ -163,8 +166,7 @@ def _items(shards: list[dict[str, Any]], maps: Mapping[str, AffineMap]) -> dict[
     found = {key: item for key in keys if (item := item_of(key, maps)) is not None}
     unused = sorted(set(maps) - {item.parameter for item in found.values()})
     if unused:
-        near = difflib.get_close_matches(unused[0], keys, n=1, cutoff=0.0)
-        raise InvalidMapError(f"no file holds {unused[0]!r}, which has a map; the nearest name is {near}")
+        raise InvalidMapError(f"no file holds {unused[0]!r}, which has a map; {nearest(unused[0], keys)}")
     return found
 
 
@@ -232,14 +234,21 @@ def _planned(
     dtypes = sorted({str(shards[r][key].dtype) for r in source.ranks})
     if len(dtypes) > 1:
         raise InvalidMapError(f"{key!r} has dtypes {dtypes} on different ranks")
-    try:
-        return plan(source, target, holds="moments" if item.moment else "parameters")
-    except (InvalidMapError, NotImplementedError) as error:
-        raise type(error)(f"{key!r}: {error}") from error
+    made: TransferPlan = _named(key, plan, source, target, holds="moments" if item.moment else "parameters")
+    return made
 
 
 def _said(there: Mapping[str, AffineMap]) -> dict[str, Any]:
-    return {name: deepspeed.to_map(m) for name, m in there.items()}
+    """The layouts as DeepSpeed maps; what those cannot say names its tensor."""
+    return {name: _named(name, deepspeed.to_map, m) for name, m in there.items()}
+
+
+def _named(name: str, function: Callable[..., Any], *given: Any, **options: Any) -> Any:
+    """What a function returns, with the tensor's name before what it refuses."""
+    try:
+        return function(*given, **options)
+    except (InvalidMapError, UnsupportedError, LimitError) as error:
+        raise type(error)(f"{name!r}: {error}") from error
 
 
 # --- writing ------------------------------------------------------------------------------

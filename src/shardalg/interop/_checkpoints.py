@@ -6,7 +6,6 @@ sharded one is a folder with one file per rank and a ``layout.json`` that says h
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ from ..maps import AffineMap
 from ..maps._map import FORMAT, check_format
 from ..ops import extract
 from ._arrangements import Logical, Stored, elements_of, logical_tensors
+from ._nearest import nearest
 from ._safetensors import Entry, TensorFile, mapped, read_header
 
 KIND = "shardalg.checkpoint"
@@ -89,7 +89,16 @@ def _open_folder(folder: Path) -> Checkpoint:
     raise InvalidMapError(
         f"{folder}: expected a {LAYOUT}, one *{INDEX} or one *.safetensors file, found {found or 'none'};"
         + (" give the path of the file or index itself" if found else " is it a checkpoint?")
+        + _by_rank(folder)
     )
+
+
+def _by_rank(folder: Path) -> str:
+    """What to do with a folder of per-rank files, if it looks like one."""
+    files = [p for p in folder.iterdir() if p.suffix in (".safetensors", ".pt", ".pth", ".bin")]
+    if not files:
+        return ""
+    return f"; {len(files)} files of ranks that DeepSpeed maps describe are read by shardalg convert --map"
 
 
 # --- plain --------------------------------------------------------------------------------
@@ -250,9 +259,8 @@ def _rank_homes(path: Path, rank: int, file: str, stored: Mapping[str, Stored]) 
 
 def _require_names(header: TensorFile, found: set[str], wanted: set[str], rank: int) -> None:
     for name in sorted(wanted - found):
-        near = difflib.get_close_matches(name, found, n=1, cutoff=0.0)
         raise InvalidMapError(
-            f"{header.path}: the shard of {name!r} of rank {rank} is missing; the nearest name is {near}"
+            f"{header.path}: the shard of {name!r} of rank {rank} is missing; {nearest(name, sorted(found))}"
         )
     for name in sorted(found - wanted):
         raise InvalidMapError(f"{header.path}: {name!r} is in the file but not in the layout of rank {rank}")

@@ -22,7 +22,7 @@ placements are lists.
 
 from __future__ import annotations
 
-import difflib
+import math
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -37,6 +37,7 @@ from ..maps._space import Shape
 from ..ops import join, layout
 from ..placements import Replicate
 from ._arrangements import Logical, Stored
+from ._nearest import nearest
 from ._placement_tables import Table, build_placement, frozen, require_keys
 
 FORMAT = 1
@@ -207,7 +208,7 @@ def _join(
     missing = [p for p in parts if p not in tensors]
     if missing:
         raise InvalidMapError(
-            f"{file.source}: the join {name!r} needs {missing[0]!r}, {_nearest(missing[0], tensors)}"
+            f"{file.source}: the join {name!r} needs {missing[0]!r}, {nearest(missing[0], tensors)}"
         )
     dtypes = {p: tensors[p].dtype for p in parts}
     if len(set(dtypes.values())) > 1:
@@ -237,12 +238,7 @@ def _require_matches(file: LayoutFile, names: Iterable[str]) -> None:
 
 
 def _nothing(pattern: str, names: Iterable[str]) -> str:
-    return f"the pattern {pattern!r} matches nothing, {_nearest(pattern, names)}"
-
-
-def _nearest(name: str, names: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(names), n=1, cutoff=0.0)
-    return f"the nearest name is {near[0]!r}" if near else "there are no tensors"
+    return f"the pattern {pattern!r} matches nothing, {nearest(pattern, names)}"
 
 
 def match(pattern: str, name: str) -> tuple[str, ...] | None:
@@ -299,5 +295,11 @@ def _layout(file: LayoutFile, shape: Shape, placement: Any, ranks: int) -> Affin
     if not isinstance(placement, (tuple, Replicate)):
         raise InvalidMapError(
             f"a mesh of {len(file.mesh)} axes needs a list of placements, got {placement!r}"
+        )
+    total = math.prod(size for _, size in file.mesh)
+    if total != ranks:
+        raise InvalidMapError(
+            f"its mesh of {' x '.join(f'{name} {size}' for name, size in file.mesh)} has {total} ranks and"
+            f" {ranks} are asked for: pass --processes {total}, or arrange(..., ranks={total})"
         )
     return layout(shape, each, ranks, mesh=dict(file.mesh), order=file.order or None)

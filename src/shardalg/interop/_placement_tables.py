@@ -24,6 +24,10 @@ Table: TypeAlias = tuple[tuple[str, Any], ...]  # a TOML table, hashable
 
 PLAIN = {kind.__name__: kind for kind in (Replicate, Split, BlockGather, Cyclic, StridedSplit, Flat, Experts)}
 KINDS = (*PLAIN, "Segments")
+OF_TORCH = {
+    "Shard": 'kind = "Split", axis = ...',
+    "_StridedShard": 'kind = "StridedSplit", axis = ..., split_factor = ...',
+}
 
 
 def require_keys(table: Mapping[str, Any], known: Sequence[str], needed: Sequence[str], where: str) -> None:
@@ -61,7 +65,8 @@ def build_placement(
     if kind == "Segments":
         return _segments(fields, parts, shape, units)
     if kind not in PLAIN:
-        raise InvalidMapError(f"a placement has the kind {kind!r}; known are {', '.join(KINDS)}")
+        said = f"write {OF_TORCH[kind]}" if kind in OF_TORCH else f"known are {', '.join(KINDS)}"
+        raise InvalidMapError(f"a placement has the kind {kind!r}; {said}")
     if "by_rank" in fields:
         fields["by_rank"] = _by_rank(fields["by_rank"])
     if "unit" in fields:

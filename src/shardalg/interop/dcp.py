@@ -9,7 +9,6 @@ process gives the shards of its own ranks; one process may give them all (``no_d
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -50,6 +49,7 @@ from ..maps._space import Shape, row_major
 from ..ops import check_layout, is_surjective, layout, plan, sharded
 from ..ops._blocks import scaled
 from ..placements import Replicate
+from ._nearest import nearest
 
 # --- geometry -------------------------------------------------------------------------------
 
@@ -264,9 +264,8 @@ class LoadPlanner(DefaultLoadPlanner):
             return []
         stored = known.get(name)
         if not isinstance(stored, TensorStorageMetadata):
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
             what = "is no tensor there" if name in known else "is not in it"
-            raise InvalidMapError(f"the checkpoint: {name!r} {what}, the nearest name is {near}")
+            raise InvalidMapError(f"the checkpoint: {name!r} {what}; {nearest(name, known)}")
         if tuple(stored.size) != entry.layout.logical_shape:
             shapes = f"shape {tuple(stored.size)}, its layout {entry.layout.logical_shape}"
             raise InvalidMapError(f"the checkpoint: {name!r} has {shapes}")

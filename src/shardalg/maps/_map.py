@@ -279,6 +279,13 @@ def require_map(m: object, what: str) -> None:
     raise InvalidMapError(f"{what} must be an AffineMap, got {type(m).__name__}: {hint}")
 
 
+def require_shards(m: AffineMap, what: str) -> None:
+    """Raise unless ``m`` is a map from shards of ranks, as every layout is."""
+    require_map(m, what)
+    if (m.domain.box_ranks < 0).any():
+        raise InvalidMapError(f"{what} is no layout: that starts from shards of ranks, not from {m.domain}")
+
+
 def remember(m: AffineMap, **known: bool | None) -> AffineMap:
     """Note what is known about ``m`` (``single_valued=``, ``injective=``), so that nobody
     computes it again. ``None`` and False leave the question open."""

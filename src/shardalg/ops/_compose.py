@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+from collections.abc import Mapping
+
 from .._errors import InvalidMapError
 from .._limits import Budget, Limits
 from ..maps import AffineMap, Space
 from ..maps._composed import composed
 from ..maps._map import inherit, known, require_map
 from ..maps._relation import disjoint
-from ..maps._space import describe_key
+from ..maps._space import Key, Shape, describe_key
 from ._folding import simplified
 
 
@@ -32,7 +36,11 @@ def compose(g: AffineMap, f: AffineMap, *, limits: Limits = Limits()) -> AffineM
     """
     require_map(g, "compose: g")
     require_map(f, "compose: f")
-    require_same_space(f.codomain, g.domain, "compose", "the codomain of f", "the domain of g")
+    alike = f.codomain == g.codomain
+    require_same_space(
+        f.codomain, g.domain, "compose", "the codomain of f", "the domain of g",
+        "; both lead to the same tensors: write ~g @ f, or plan(g, f) to move from g to f" if alike else "",
+    )  # fmt: skip
     budget = Budget(limits)
     table = composed(g.table, f.table, limits, budget)
     if not (known(f, "single_valued") or known(g, "injective") or f.single_valued or g.injective):
@@ -40,8 +48,8 @@ def compose(g: AffineMap, f: AffineMap, *, limits: Limits = Limits()) -> AffineM
     return inherit(AffineMap(f.domain, g.codomain, simplified(table)), f, g)
 
 
-def require_same_space(a: Space, b: Space, verb: str, a_name: str, b_name: str) -> None:
-    """Raise with the first difference between two spaces."""
+def require_same_space(a: Space, b: Space, verb: str, a_name: str, b_name: str, hint: str = "") -> None:
+    """Raise with the first difference between two spaces, and ``hint`` or what would make them equal."""
     if a is b or a == b:
         return
     mine, theirs = {x.key: x.shape for x in a.boxes}, {x.key: x.shape for x in b.boxes}
@@ -51,6 +59,19 @@ def require_same_space(a: Space, b: Space, verb: str, a_name: str, b_name: str) 
     say = [f"{name} has {'no box' if d.get(key) is None else f'shape {d[key]}'}"
            for name, d in ((a_name, mine), (b_name, theirs))]  # fmt: skip
     raise InvalidMapError(
-        f"{verb} needs equal spaces, but for {describe_key(key)} {say[0]} and {say[1]};"
-        " reshape or relabel one side first"
+        f"{verb} needs equal spaces, but for {describe_key(key)} {say[0]} and {say[1]}"
+        + (hint or _remedy(mine, theirs))
     )
+
+
+def _remedy(mine: Mapping[Key, Shape], theirs: Mapping[Key, Shape]) -> str:
+    """What turns one space into the other, where one step does: the same boxes under other names, or
+    boxes of the same sizes under the same keys."""
+    forms = [Counter((rank, shape) for (rank, _), shape in boxes.items()) for boxes in (mine, theirs)]
+    if forms[0] == forms[1]:
+        return "; the boxes have other names: relabel one side first"
+    if set(mine) != set(theirs) or any(math.prod(s) != math.prod(theirs[k]) for k, s in mine.items()):
+        return ""
+    turned = all(sorted(s) == sorted(theirs[k]) for k, s in mine.items())
+    verb = "permute it if it is transposed, else reshape it" if turned else "reshape one side first"
+    return f"; the sizes are the same: {verb}"

@@ -73,6 +73,7 @@ def merge(a: AffineMap, b: AffineMap, *, limits: Limits = Limits()) -> AffineMap
     >>> merge(rows, rows) == rows
     True
     """
+    _same_spaces(a, b, "merge")
     both = union(a, b, limits=limits)
     answer = is_single_valued(both)
     if not answer:

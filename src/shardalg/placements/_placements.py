@@ -80,9 +80,12 @@ class Segments(Placement):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "axis", as_int(self.axis, "Segments.axis"))
-        pairs = [tuple(listed(p, "a part of Segments")) for p in listed(self.parts, "Segments.parts")]
-        if any(len(p) != 2 for p in pairs):
-            raise InvalidMapError(f"the parts of Segments are (size, placement) pairs, got {self.parts!r}")
+        pairs = listed(self.parts, "Segments.parts")
+        if not all(isinstance(p, (tuple, list)) and len(p) == 2 for p in pairs):
+            raise InvalidMapError(
+                "the parts of Segments are (size, placement) pairs, as in Segments(0, ((4, Split(0)),)),"
+                f" got {self.parts!r}"
+            )
         parts = tuple((as_int(size, "a segment size"), inner) for size, inner in pairs)
         for size, inner in parts:
             if size < 0:

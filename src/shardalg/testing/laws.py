@@ -1,7 +1,8 @@
 """Ready-made checks: the laws of the algebra on your own layouts, partitions and transfers.
 
 Call them with what you have. Each returns what it proved, or raises ``AssertionError`` that names
-the law and a witness. They walk elements where that is the honest way, so give them small tensors.
+the broken law and a witness; what is no layout at all is an ``InvalidMapError``. They walk
+elements where that is the honest way, so give them small tensors.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from .. import backends
 from .._errors import InvalidMapError, LimitError, ShardalgError
 from .._torch import torch
 from ..maps import AffineMap, Piece, Space
+from ..maps._map import require_map
 from ..maps._space import Shape, as_shape
 from ..ops import (
     canonicalize,
@@ -59,7 +61,7 @@ ROUNDING = 1e-5  # relative, of one scaling in float32
 def _require(law: str, witness: Any) -> None:
     """Raise with the law's name unless there is no witness against it."""
     if witness:
-        raise AssertionError(f"{law}: {witness}")
+        raise AssertionError(f"broken law: {law}: {witness}")
 
 
 def _differ(wanted: AffineMap, found: AffineMap) -> str:
@@ -120,7 +122,7 @@ def _covers_or_not(m: AffineMap) -> str:
 
 
 def _has_holders(m: AffineMap) -> str:
-    counted = sum(region.size for _, region in holders(m))  # type: ignore[misc, union-attr]
+    counted = sum(region.size for _, region in holders(m))
     return _unequal(image(m).size, counted, "elements by their holders are")
 
 
@@ -155,6 +157,7 @@ def check_layout_laws(m: AffineMap) -> tuple[str, ...]:
     >>> len(check_layout_laws(layout((5, 2), Split(0), ranks=2))) == len(LAYOUT_LAWS)
     True
     """
+    require_map(m, "check_layout_laws")
     for law, witness in LAYOUT_LAWS.items():
         _require(law, witness(m))
     return tuple(LAYOUT_LAWS)
@@ -173,6 +176,7 @@ def round_trip(m: AffineMap, *, like: str = "torch") -> dict[int, Any]:
     >>> round_trip(layout((3,), Split(0), ranks=2), like="numpy")
     {0: array([1, 2]), 1: array([3])}
     """
+    require_map(m, "round_trip")
     full = _data(m.codomain, like, m)
     shards: dict[int, Any] = extract(m, full)
     found, whole = _stored(m.domain, shards), _stored(m.codomain, full)
@@ -278,7 +282,7 @@ def _probed(
     try:
         return probe(partition, shape, ranks, like=like, seed=seed)
     except InvalidMapError as error:
-        raise AssertionError(f"a partition places elements: {error}") from error
+        raise AssertionError(f"broken law: a partition places elements: {error}") from error
 
 
 def _misplaced(partition: Callable[..., Any], m: AffineMap, ranks: tuple[int, ...], like: str) -> str:
@@ -321,6 +325,8 @@ def check_transfer(
     >>> check_transfer(layout((4, 4), Split(0), ranks=2), layout((4, 4), Split(1), ranks=2))
     <TransferPlan of 4 copies, 16 elements, 2 -> 2 ranks, select='stay'>
     """
+    require_map(source, "check_transfer: source")
+    require_map(target, "check_transfer: target")
     try:
         made = plan(
             source,
@@ -331,7 +337,7 @@ def check_transfer(
             target_ranks=target_ranks,
         )
     except InvalidMapError as error:
-        raise AssertionError(f"a transfer can be planned: {error}") from error
+        raise AssertionError(f"broken law: a transfer can be planned: {error}") from error
     for law, witness in _transfer_laws(made).items():
         _require(law, witness())
     return made
