@@ -22,6 +22,9 @@ from shardalg import (
     Split,
     check,
     check_layout,
+    extract,
+    holders,
+    identity,
     invert,
     is_injective,
     is_single_valued,
@@ -29,6 +32,9 @@ from shardalg import (
     is_total,
     layout,
     multiplicity,
+    plan,
+    rebuild,
+    scaled_by,
     union,
 )
 from shardalg.maps._table import PieceTable
@@ -134,6 +140,23 @@ def test_check_finds_pieces_that_overlap():
     rows = np.repeat(GOOD.table.rows, 2, axis=1)
     with pytest.raises(InvalidMapError, match="list 4 pairs but meet each other in 8"):
         check(AffineMap(line(4), line(4), PieceTable(rows)))
+
+
+NO_SHARDS = identity(Space.logical((4, 4)))
+FROM_SHARDS = {
+    "plan": lambda: plan(NO_SHARDS, NO_SHARDS),
+    "holders": lambda: holders(NO_SHARDS),
+    "one holder": lambda: holders(NO_SHARDS, 3),
+    "extract": lambda: extract(NO_SHARDS, np.zeros((4, 4))),
+    "rebuild": lambda: rebuild(NO_SHARDS, {}),
+    "scaled_by": lambda: scaled_by(NO_SHARDS, (2, 2)),
+}
+
+
+@pytest.mark.parametrize("asked", FROM_SHARDS)
+def test_what_needs_shards_refuses_other_maps(asked):
+    with pytest.raises(InvalidMapError, match=r"is no layout: that starts from shards of ranks, not from"):
+        FROM_SHARDS[asked]()
 
 
 def test_a_layout_goes_from_shards_to_tensors():

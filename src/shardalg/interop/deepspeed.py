@@ -21,13 +21,11 @@ from ..maps import AffineMap, Piece, Side, Space
 from ..maps._meet import chain_boxes
 from ..maps._ratio import simplest_ratio
 from ..maps._relation import CODOMAIN, DOMAIN, side_blocks
-from ..maps._space import Shape, as_int, as_shape, row_major
+from ..maps._space import Shape, as_int, as_shape, index_of, row_major
 from ..ops import check_layout, corestrict, holders, named_qkv, restrict, simplify
-from ..ops._questions import index_of
 from ..placements import Attention, Experts
 
 MAP_VERSION = 1  # of affine maps and of placement descriptors alike: 0.19.8 writes 1
-SCALE_POWERS = {"fp32": 1, "exp_avg": -1, "exp_avg_sq": -2}
 
 # --- maps in ------------------------------------------------------------------------------
 
@@ -119,12 +117,10 @@ def _scale(value: Any, where: str) -> Fraction:
 
 def _check_locations(m: AffineMap, pieces: _Declared) -> None:
     """Raise for the first piece whose declared locations are not its derived holders."""
-    for ranks, its in holders(m):  # type: ignore[misc]
-        here = frozenset(ranks)  # type: ignore[arg-type]
-        touched = [
-            (p, said) for p, said in pieces if p.size and said != here
-            and len(restrict(its, _elements(m, p)))  # type: ignore[arg-type]
-        ]  # fmt: skip
+    for ranks, its in holders(m):
+        here = frozenset(ranks)
+        wrong = [(p, said) for p, said in pieces if p.size and said != here]
+        touched = [(p, said) for p, said in wrong if len(restrict(its, _elements(m, p)))]
         if touched:
             piece, said = touched[0]
             raise InvalidMapError(
@@ -220,13 +216,13 @@ def to_map(m: AffineMap, *, limits: Limits = Limits(pieces=1 << 16)) -> dict[str
             )
     by_rank: dict[int, list[tuple[_Box, tuple[int, ...], Fraction]]] = {r: [] for r in m.ranks}
     count = 0
-    for ranks, its in holders(m):  # type: ignore[misc]
+    for ranks, its in holders(m):
         for piece in simplify(corestrict(m, its)).pieces:
             assert piece.domain.rank is not None
             for box in _boxes(m, piece):
                 count += 1
                 limits.hold("pieces", count)
-                by_rank[piece.domain.rank].append((box, ranks, piece.scale))  # type: ignore[arg-type]
+                by_rank[piece.domain.rank].append((box, ranks, piece.scale))
     return {
         "logical_shape": list(m.logical_shape),
         "ranks": {
@@ -251,7 +247,7 @@ def _boxes(m: AffineMap, piece: Piece) -> Iterator[_Box]:
         for index in product(*(range(n // e) for n, e in zip(counts, extents))):
             low = tuple(s + i * step for s, i, step in zip(start, index, steps))
             at = slot + sum(i * s for i, s in zip(index, strides))
-            yield _Box(low, index_of(shard, at), extents)
+            yield _Box(low, index_of(at, shard), extents)
 
 
 def _entries(

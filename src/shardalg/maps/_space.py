@@ -80,6 +80,19 @@ def row_major(shape: Sequence[int]) -> Shape:
     return tuple(strides)
 
 
+def index_of(address: int, shape: Shape) -> Shape:
+    """The index of a flat address in a row-major box.
+
+    >>> index_of(7, (2, 3, 4))
+    (0, 1, 3)
+    """
+    index = []
+    for stride in row_major(shape):
+        at, address = divmod(address, stride)
+        index.append(at)
+    return tuple(index)
+
+
 @struct
 class Box:
     """A row-major block of slots with its key: a rank, a tensor name, or both."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias, overload
 
 import numpy as np
 
-from .._errors import InvalidMapError
 from .._limits import Budget, Limits
 from ..maps import AffineMap
-from ..maps._map import require_map
+from ..maps._map import require_shards
 from ..maps._meet import Met, meet
 from ..maps._relation import (
     CODOMAIN,
@@ -23,9 +22,10 @@ from ..maps._relation import (
     side_blocks,
     side_region,
 )
-from ..maps._space import IntArray, as_int, describe_key
+from ..maps._space import IntArray
 from ..maps._table import Columns, PieceTable, build, concatenate, empty_table, in_order
 from ._folding import simplified
+from ._points import at_element
 
 
 class Atoms(NamedTuple):
@@ -42,9 +42,14 @@ class Atoms(NamedTuple):
     holders: tuple[tuple[int, ...], ...]
 
 
-def holders(
-    layout: AffineMap, element: int | None = None, *, name: str = ""
-) -> tuple[tuple[int, ...], ...] | tuple[int, ...] | tuple[tuple[tuple[int, ...], AffineMap], ...]:
+Held: TypeAlias = tuple[tuple[tuple[int, ...], AffineMap], ...]  # ranks, and the region they all hold
+
+
+@overload
+def holders(layout: AffineMap, element: None = None, *, name: str = ...) -> Held: ...
+@overload
+def holders(layout: AffineMap, element: int, *, name: str = ...) -> tuple[int, ...]: ...
+def holders(layout: AffineMap, element: int | None = None, *, name: str = "") -> Held | tuple[int, ...]:
     """The ranks that hold each element.
 
     With ``element`` (a flat index of the logical tensor ``name``) the ranks that hold it,
@@ -57,13 +62,14 @@ def holders(
     >>> holders(layout((6,), Experts([[0, 3], [3, 1, 5], [], [2, 4]])), 3)
     (0, 1)
     """
-    require_map(layout, "the layout of holders")
-    if element is not None:
-        return _holders_of(layout, element, name)
-    return held_regions(layout)
+    require_shards(layout, "the layout of holders")
+    if element is None:
+        return held_regions(layout)
+    boxes = layout.table.columns.dom_box[at_element(layout, element, None, name).left]
+    return tuple(sorted(set(layout.domain.box_ranks[boxes].tolist())))
 
 
-def held_regions(layout: AffineMap) -> tuple[tuple[tuple[int, ...], AffineMap], ...]:
+def held_regions(layout: AffineMap) -> Held:
     """The set of ranks and the region it holds, for each set."""
     cut, space = atoms(layout), layout.codomain
     if not len(cut.table):
@@ -77,20 +83,6 @@ def held_regions(layout: AffineMap) -> tuple[tuple[tuple[int, ...], AffineMap], 
     parts = np.split(order, np.flatnonzero(np.diff(number[order])) + 1)
     regions = [simplified(side_region(cut.table.take(part), CODOMAIN)) for part in parts]
     return tuple((ranks, AffineMap(space, space, region)) for ranks, region in zip(sets, regions))
-
-
-def _holders_of(layout: AffineMap, element: int, name: str) -> tuple[int, ...]:
-    box = layout.codomain.index(None, name)
-    size = layout.codomain.boxes[box].size
-    if not 0 <= as_int(element, "an element") < size:
-        raise InvalidMapError(f"element {element} is outside {describe_key((None, name))}, 0..{size - 1}")
-    one = np.ones(1, np.int64)
-    flat = np.zeros((0, 1), np.int64)
-    point = PieceTable(np.concatenate([[one * box, one * element, one * box, one * element, one, one], flat]))
-    limits = Limits()
-    met = meet(side_blocks(layout.table, CODOMAIN), side_blocks(point, DOMAIN), limits, Budget(limits))
-    boxes = layout.table.columns.dom_box[met.left]
-    return tuple(sorted(set(layout.domain.box_ranks[boxes].tolist())))
 
 
 def atoms(layout: AffineMap, limits: Limits = Limits()) -> Atoms:
@@ -233,14 +225,14 @@ def lowest_slots(table: PieceTable, limits: Limits, budget: Budget) -> PieceTabl
     repeated |= own != np.array(exact_sizes(table.shape), object)
     kept = [table.take(~repeated)]
     seen = empty_table()
-    for piece in _in_slot_order(table.take(repeated), limits, budget):
+    for piece in _in_slot_order(table.take(repeated), budget):
         fresh = minus(side_region(piece, CODOMAIN), seen, limits, budget)
         kept.append(_onto(piece, fresh, limits, budget))
         seen = concatenate([seen, fresh])
     return concatenate(kept)
 
 
-def _in_slot_order(table: PieceTable, limits: Limits, budget: Budget) -> list[PieceTable]:
+def _in_slot_order(table: PieceTable, budget: Budget) -> list[PieceTable]:
     """Pieces cut until their slots do not interleave and none repeats an element, in slot order."""
     waiting = [table.take(slice(k, k + 1)) for k in range(len(table))]
     done: list[PieceTable] = []

@@ -36,7 +36,7 @@ def _permutation(space: Space, given: Any) -> AffineMap | None:
     """The bijection from a space to the one with permuted axes."""
     if given is None:
         return None
-    orders = [_order(b, axes) for b, axes in zip(space.boxes, by_box(space, given, None))]
+    orders = [_order(b, axes) for b, axes in zip(space.boxes, by_box(space, given))]
     target = boxes_as(space, [tuple(b.shape[k] for k in axes) for b, axes in zip(space.boxes, orders)])
     return bijection(space, target, [_piece(b, c, p) for b, c, p in zip(space.boxes, target.boxes, orders)])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -11,13 +11,14 @@ from .._errors import InvalidMapError, SelectionError, UnsupportedError
 from .._limits import Budget, Limits, require_limits
 from ..maps import AffineMap
 from ..maps._composed import product_scale
-from ..maps._map import remember, require_map
+from ..maps._map import remember, require_shards
 from ..maps._meet import Blocks, Met, meet
 from ..maps._relation import CODOMAIN, DOMAIN, collides, exact_sizes, side_blocks, side_region
-from ..maps._space import MOST_RANK, IntArray, as_int, by_position
+from ..maps._space import MOST_RANK, BoolArray, IntArray, as_int, by_position
 from ..maps._table import Columns, PieceTable, build, concatenate, in_order
 from ..plans import TransferPlan
 from ..plans._plan import RankMap
+from ..plans._stats import global_ranks
 from ._balance import Demand, as_blocks, block_of, shares
 from ._boxes import box_copies
 from ._compose import compose, require_same_space
@@ -28,7 +29,8 @@ from ._regions import domain
 from ._select import Requests, SelectLike, Selector, as_selector
 from ._sets import subtract
 
-RanksLike = Sequence[int] | Mapping[int, int] | None
+HOLDS = ("parameters", "moments", "rescaled moments")
+RanksLike: TypeAlias = Sequence[int] | Mapping[int, int] | None
 
 
 def plan(
@@ -66,12 +68,9 @@ def plan(
     >>> len(p), p.stats.elements_crossing, p.copies[3].source, p.copies[3].target
     (8, 48, Side(2, (8, 1), rank=1), Side(8, (2, 1), rank=1))
     """
-    require_map(source, "the source of a plan")
-    require_map(target, "the target of a plan")
-    require_same_space(source.codomain, target.codomain, "plan", "the source", "the target")
     for word, m in (("source", source), ("target", target)):
-        if not m.single_valued:
-            raise InvalidMapError(f"the {word} is no layout: {is_single_valued(m).reason}")
+        _require_layout(m, word)
+    require_same_space(source.codomain, target.codomain, "plan", "the source", "the target")
     if missing not in ("error", "leave"):
         raise InvalidMapError(f'missing= must be "error" or "leave", got {missing!r}')
     require_limits(limits)
@@ -85,23 +84,19 @@ def plan(
     table, pairs = _chosen(source, target, selector, of_source, of_target, rank, limits)
     copies = AffineMap(target.domain, source.domain, table)
     if missing == "error":
-        _require_complete(source, target, copies, of_target, rank)
+        _require_complete(target, copies, of_target, rank)
     _check_moments(copies, holds)
     limits.hold("plan_bytes", table.nbytes)
+    remember(copies, single_valued=True)
     return TransferPlan(
-        source,
-        target,
-        remember(copies, single_valued=True),
-        selector.key,
-        missing,
-        of_source,
-        of_target,
-        rank,
-        pairs,
-    )
+        source, target, copies, selector.key, missing, of_source, of_target, rank, pairs
+    )  # fmt: skip
 
 
-HOLDS = ("parameters", "moments", "rescaled moments")
+def _require_layout(m: AffineMap, word: str) -> None:
+    require_shards(m, f"the {word} of a plan")
+    if not m.single_valued:
+        raise InvalidMapError(f"the {word} is no layout: {is_single_valued(m).reason}")
 
 
 def _check_moments(copies: AffineMap, holds: str) -> None:
@@ -134,15 +129,6 @@ def rank_map(m: AffineMap, ranks: RanksLike, what: str) -> RankMap:
             f"{what} must give distinct global ranks of at least 0 and below 2**31, got {dict(pairs)}"
         )
     return pairs
-
-
-def global_ranks(m: AffineMap, ranks: RankMap) -> IntArray:
-    """The global rank of each box of a layout's storage."""
-    local = m.domain.box_ranks
-    if ranks is None:
-        return local
-    known = dict(ranks)
-    return np.array([known[r] for r in local.tolist()], np.int64)
 
 
 # --- matching and choosing ----------------------------------------------------------------
@@ -338,7 +324,8 @@ def _check_answers(answer: IntArray, requests: Requests, selector: Selector) -> 
         )
 
 
-def _among(answer: IntArray, r: Requests) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _among(answer: IntArray, r: Requests) -> BoolArray:
+    """Whether each answer is a holder."""
     if answer.shape != r.target.shape:
         raise SelectionError(f"{len(r.target)} requests got answers of shape {answer.shape}")
     found = np.zeros(len(answer), bool)
@@ -374,9 +361,7 @@ def _reciprocal(numerator: IntArray, denominator: IntArray) -> tuple[IntArray, I
     return sign * denominator, sign * numerator
 
 
-def _require_complete(
-    source: AffineMap, target: AffineMap, copies: AffineMap, of_target: RankMap, rank: int | None
-) -> None:
+def _require_complete(target: AffineMap, copies: AffineMap, of_target: RankMap, rank: int | None) -> None:
     """Raise for the first target slot whose element nobody holds."""
     wanted, got = target, copies
     if rank is not None:

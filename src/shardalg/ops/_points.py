@@ -11,8 +11,8 @@ from .._errors import InvalidMapError
 from .._limits import Budget, Limits
 from ..maps import AffineMap, Space
 from ..maps._meet import Blocks, Met, meet
-from ..maps._relation import DOMAIN, side_blocks
-from ..maps._space import IntArray, describe_key
+from ..maps._relation import CODOMAIN, DOMAIN, side_blocks
+from ..maps._space import IntArray, as_int, describe_key
 
 FEW = 4
 
@@ -26,6 +26,15 @@ def at_points(m: AffineMap, side: int, box: IntArray, address: IntArray, limits:
         np.zeros((0, n), np.int64), np.zeros((0, 0, n), np.int64),
     )  # fmt: skip
     return meet(side_blocks(m.table, side, 1 - side), points, limits, Budget(limits))
+
+
+def at_element(m: AffineMap, element: Any, rank: int | None, name: str) -> Met:
+    """Where pieces (left) hold one element, a flat index in the box of the codomain with this key."""
+    at = m.codomain.index(rank, name)
+    size = m.codomain.boxes[at].size
+    if not 0 <= as_int(element, "an element") < size:
+        raise InvalidMapError(f"element {element} is outside {describe_key((rank, name))}, 0..{size - 1}")
+    return at_points(m, CODOMAIN, np.array([at]), np.array([element]))
 
 
 def far_points(m: AffineMap, side: int, box: int, address: int) -> list[tuple[int, int, int]]:

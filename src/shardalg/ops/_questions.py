@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from .._errors import InvalidMapError
 from .._limits import Budget, Limits
 from .._struct import struct
 from ..maps import AffineMap, Space
-from ..maps._map import check_bounds, require_map
+from ..maps._map import check_bounds, require_map, require_shards
 from ..maps._meet import Met, meet
 from ..maps._relation import CODOMAIN, DOMAIN, count_common, exact_sizes, side_blocks
-from ..maps._space import Shape, as_int, describe_key, row_major
+from ..maps._space import describe_key, index_of
 from ..maps._table import build
-from ._points import at_points
+from ._points import at_element
 from ._regions import padding, uncovered
 
 
@@ -103,12 +101,7 @@ def multiplicity(m: AffineMap, element: int, *, name: str = "", rank: int | None
     3
     """
     require_map(m, "multiplicity: m")
-    at = m.codomain.index(rank, name)
-    size = m.codomain.boxes[at].size
-    if not 0 <= as_int(element, "an element") < size:
-        raise InvalidMapError(f"element {element} is outside {describe_key((rank, name))}, 0..{size - 1}")
-    met = at_points(m, CODOMAIN, np.array([at]), np.array([element]))
-    return sum(exact_sizes(met.shape))
+    return sum(exact_sizes(at_element(m, element, rank, name).shape))
 
 
 def check(m: AffineMap, *, limits: Limits = Limits()) -> AffineMap:
@@ -150,8 +143,7 @@ def check_layout(m: AffineMap) -> AffineMap:
     True
     """
     check(m)
-    if any(b.rank is None for b in m.domain.boxes):
-        raise InvalidMapError(f"a layout starts from shards of ranks; its domain is {m.domain}")
+    require_shards(m, "the map")
     if any(b.rank is not None for b in m.codomain.boxes):
         raise InvalidMapError(f"a layout ends in logical tensors; its codomain is {m.codomain}")
     answer = is_single_valued(m)
@@ -163,24 +155,10 @@ def check_layout(m: AffineMap) -> AffineMap:
 # --- witnesses ----------------------------------------------------------------------------
 
 
-def coordinates(space: Space, box: int, address: int) -> tuple[int, ...]:
-    """The index of an address in its box."""
-    return index_of(space.boxes[box].shape, address)
-
-
-def index_of(shape: Shape, address: int) -> tuple[int, ...]:
-    """The row-major index of an address in a shape."""
-    index = []
-    for stride in row_major(shape):
-        at, address = divmod(address, stride)
-        index.append(at)
-    return tuple(index)
-
-
 def say_slot(space: Space, box: int, address: int) -> str:
-    """``slot 3 (row-major index (0, 3)) of rank 1``."""
+    """An address in words: ``3 (index (0, 3)) of rank 1``."""
     b = space.boxes[box]
-    where = f" (index {coordinates(space, box, address)})" if len(b.shape) > 1 else ""
+    where = f" (index {index_of(address, b.shape)})" if len(b.shape) > 1 else ""
     return f"{address}{where} of {describe_key(b.key)}"
 
 

@@ -33,7 +33,7 @@ def reshape(m: AffineMap, *, domain: Any = None, codomain: Any = None) -> Affine
 def _reshaped(space: Space, given: Any) -> Space:
     if given is None:
         return space
-    found = by_box(space, given, None)
+    found = by_box(space, given)
     return boxes_as(space, [b.shape if s is None else _filled(b, s) for b, s in zip(space.boxes, found)])
 
 

@@ -11,10 +11,9 @@ import numpy as np
 from .._errors import InvalidMapError, UnsupportedError
 from .._limits import Limits
 from ..maps import AffineMap, Piece, Side, Space
-from ..maps._map import remember, require_map
-from ..maps._space import IntArray, Shape, as_shape, row_major
+from ..maps._map import remember, require_shards
+from ..maps._space import IntArray, Shape, as_shape, index_of, row_major
 from ._equivalent import equivalent
-from ._questions import coordinates
 from ._regions import restrict
 from ._simplify import simplify
 
@@ -36,7 +35,7 @@ def scaled_by(layout: AffineMap, tile: Sequence[int], *, limits: Limits = Limits
     >>> [p.codomain.offset for p in scaled_by(weight, (128, 8)).pieces]
     [0, 0, 1, 1]
     """
-    require_map(layout, "the layout of scaled_by")
+    require_shards(layout, "the layout of scaled_by")
     shape, tile = layout.logical_shape, as_shape(tile, "tile")
     if len(tile) != len(shape) or 0 in tile:
         raise InvalidMapError(f"tile {tile} must have one extent of at least 1 per axis of {shape}")
@@ -89,9 +88,9 @@ def _corners(layout: AffineMap) -> dict[int, tuple[int, ...]]:
     boxes, first = np.unique(c.dom_box, return_index=True)
     found = {}
     for box, k in zip(boxes.tolist(), first.tolist()):
-        rank = layout.domain.boxes[box].rank
-        assert rank is not None
-        found[rank] = coordinates(layout.domain, box, int(c.dom_offset[k]))
+        b = layout.domain.boxes[box]
+        assert b.rank is not None
+        found[b.rank] = index_of(int(c.dom_offset[k]), b.shape)
     return found
 
 

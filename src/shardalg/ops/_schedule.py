@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._errors import InvalidMapError, LimitError, UnsupportedError
-from ..maps._space import IntArray, as_int
+from ..maps._space import BoolArray, IntArray, as_int
 from ..plans import Entry, Program, TransferPlan, TreePlan
 from ..plans._plan import as_tree
 from ..plans._program import Dtypes, Parcels, as_dtypes, bytes_of, counted_words, starts_of, wire_sizes
@@ -142,7 +142,7 @@ class Stream(NamedTuple):
     target: IntArray
     size: IntArray
 
-    def take(self, picked: Any) -> Stream:
+    def take(self, picked: IntArray | BoolArray) -> Stream:
         return Stream(*(x[picked] for x in self))
 
 
@@ -206,7 +206,7 @@ class Rounds:
         return rounds
 
 
-def _fused(blocks: Stream, chunk: int, bound: int | None) -> tuple[Any, IntArray]:
+def _fused(blocks: Stream, chunk: int, bound: int | None) -> tuple[BoolArray, IntArray]:
     """Which blocks begin a new unit of about ``chunk`` bytes, and each block's turn: how many
     units its pair of ranks has before."""
     pair = starts_of(np.stack([blocks.source, blocks.target]))

@@ -17,7 +17,7 @@ import numpy as np
 from .._errors import InvalidMapError, SelectionError
 from .._struct import struct
 from ..maps import AffineMap
-from ..maps._space import IntArray, listed
+from ..maps._space import BoolArray, IntArray, listed
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class ByFunction:
         return np.array(chosen, np.int64)
 
 
-def _own(r: Requests) -> np.ndarray[Any, np.dtype[np.bool_]]:
+def _own(r: Requests) -> BoolArray:
     """Whether the target's own rank is among the holders."""
     width = int(max(r.flat.max(initial=0), r.target.max(initial=0))) + 1
     owner = np.repeat(np.arange(len(r.start)), r.count)
@@ -196,7 +196,8 @@ def as_selector(select: Any) -> Selector:
             )
         return SELECTORS[select]
     if hasattr(select, "choose"):
-        return select  # type: ignore[no-any-return]
+        selector: Selector = select
+        return selector
     if callable(select):
         return ByFunction(
             select, str(getattr(select, "key", None) or getattr(select, "__qualname__", "function"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from .._errors import InvalidMapError
 from .._limits import Limits
@@ -13,16 +13,14 @@ from ..maps._space import describe_key
 from ._compose import compose
 from ._invert import invert
 
-T = TypeVar("T")
 
-
-def by_box(space: Space, given: Any, default: T) -> list[T]:
+def by_box(space: Space, given: Any) -> list[Any]:
     """One value per box. ``given`` is a value for every box, or ``{key: value}``, where a rank
     stands for all its boxes, a name for all of that name, and (rank, name) for one; boxes that
-    are not named get ``default``."""
+    are not named get None."""
     if not isinstance(given, Mapping):
         return [given] * len(space)
-    values = [default] * len(space)
+    values: list[Any] = [None] * len(space)
     for key, value in given.items():
         for i in _named(space, key):
             values[i] = value

@@ -10,11 +10,10 @@ import numpy as np
 
 from .._errors import InvalidMapError
 from ..maps import AffineMap, Box, Sharded, Space
-from ..maps._map import require_map
-from ..maps._space import Shape, as_int, by_key, describe_key
+from ..maps._map import require_map, require_shards
+from ..maps._space import BoolArray, Shape, as_int, by_key, describe_key, index_of
 from ._blocks import Tensor, bits, block, flat, is_torch, scaled, write, zeros
 from ._holders import holders
-from ._questions import coordinates
 
 
 def extract(layout: AffineMap, full: Tensor | Mapping[str, Tensor], rank: int | None = None) -> Any:
@@ -33,7 +32,7 @@ def extract(layout: AffineMap, full: Tensor | Mapping[str, Tensor], rank: int | 
     >>> extract(layout((5,), Split(0), ranks=2), np.arange(5))
     {0: array([0, 1, 2]), 1: array([3, 4])}
     """
-    require_map(layout, "the layout of extract")
+    require_shards(layout, "the layout of extract")
     tensors = by_name(layout.codomain, full, "the logical tensor")
     if rank is not None:
         layout.domain.boxes_of(as_int(rank, "rank")) or layout.domain.index(rank)
@@ -98,7 +97,7 @@ def rebuild(layout: AffineMap, shards: Mapping[int, Any]) -> Any:
     >>> rebuild(layout((2,), Replicate(), ranks=2), {0: np.array([1, 2]), 1: np.array([1, 2])})
     array([1, 2])
     """
-    require_map(layout, "the layout of rebuild")
+    require_shards(layout, "the layout of rebuild")
     boxes = _boxes(layout, shards)
     sample = next(iter(boxes.values()), None)
     if sample is None:
@@ -158,7 +157,7 @@ def _rebuilt(
     return tensor
 
 
-def _where(mask: np.ndarray[Any, np.dtype[np.bool_]], old: Tensor, new: Tensor) -> Tensor:
+def _where(mask: BoolArray, old: Tensor, new: Tensor) -> Tensor:
     """``old`` where the mask is set, ``new`` elsewhere."""
     if not is_torch(old):
         return np.where(mask, old, new)
@@ -180,11 +179,10 @@ def _compare(layout: AffineMap, s: Strip, held: Any, kept: Tensor, stored: Tenso
         return
     index = wrong[0].tolist()
     element = s.element_offset + sum(i * t for i, t in zip(index, s.element_strides))
-    box = layout.codomain.index(*s.element.key)
     ranks = holders(layout, element, name=s.element.name)
     raise InvalidMapError(
         f"replicas differ: ranks {ranks} hold element {element}"
-        f" (index {coordinates(layout.codomain, box, element)}) of {describe_key(s.element.key)},"
+        f" (index {index_of(element, s.element.shape)}) of {describe_key(s.element.key)},"
         f" and rank {s.slot.rank} stores other bytes for it than rank {ranks[0]}"
     )
 
@@ -230,7 +228,7 @@ def by_name(space: Space, given: Any, what: str) -> dict[str, Tensor]:
     return tensors
 
 
-def _boxes(layout: AffineMap, shards: Mapping[int, Any]) -> dict[Any, Tensor]:
+def _boxes(layout: AffineMap, shards: Mapping[Any, Any]) -> dict[Any, Tensor]:
     """``{box key: tensor}`` for shards by rank, shapes and ranks checked."""
     if not isinstance(shards, Mapping):
         raise InvalidMapError(f"shards are given as {{rank: shard}}, got {type(shards).__name__}")
@@ -241,10 +239,7 @@ def _boxes(layout: AffineMap, shards: Mapping[int, Any]) -> dict[Any, Tensor]:
             f"the layout has ranks {layout.ranks}; shards are missing for {missing}"
             + (f" and given for {extra}" if extra else "")
         )
-    found = {}
-    for b in layout.domain.boxes:
-        found[b.key] = _shard_of(shards[b.rank], b)  # type: ignore[index]
-    return found
+    return {b.key: _shard_of(shards[b.rank], b) for b in layout.domain.boxes}
 
 
 def _shard_of(given: Any, b: Box) -> Tensor:

@@ -44,7 +44,7 @@ def _translation(space: Space, given: Any, used: AffineMap, limits: Limits) -> A
     """The partial bijection of a space that moves its boxes' slots, defined on all used ones."""
     if given is None:
         return None
-    vectors = [_vector(b, v) for b, v in zip(space.boxes, by_box(space, given, None))]
+    vectors = [_vector(b, v) for b, v in zip(space.boxes, by_box(space, given))]
     move = bijection(space, space, [_piece(b, v) for b, v in zip(space.boxes, vectors)])
     lost = subtract(used, domain_of(move, limits=limits), limits=limits)
     if len(lost):

@@ -15,6 +15,7 @@ from ..plans._stats import box_ranks, wire_table
 from ._holders import atoms
 
 FEW = 256  # elements per receiver below which a relayed region goes to one of them whole
+MOST_BLOCKS = 1 << 23  # as many as Limits().copies
 
 
 class Wire(NamedTuple):
@@ -86,9 +87,6 @@ def _sizes(rows: IntArray) -> IntArray:
     shape = rows[PARCEL_HEAD : PARCEL_HEAD + (len(rows) - PARCEL_HEAD) // 2]
     sizes: IntArray = np.prod(shape, axis=0, dtype=np.int64)
     return sizes
-
-
-MOST_BLOCKS = 1 << 23  # as many as Limits().copies
 
 
 def cut(rows: IntArray, most: int) -> IntArray:

@@ -71,7 +71,7 @@ class TransferPlan:
 
     @cached_property
     def stats(self) -> Stats:
-        """Counts of the plan, in elements; ``bytes`` needs dtypes."""
+        """Counts of the plan, in elements; ``bytes_crossing`` turns them into bytes."""
         return transfer_stats(self)
 
     @cached_property
@@ -90,9 +90,11 @@ class TransferPlan:
         return hashlib.sha256("\n".join(words).encode()).hexdigest()
 
     def global_source(self, rank: int) -> int:
+        """The global rank of a rank of the source."""
         return _global(self.source_ranks, rank)
 
     def global_target(self, rank: int) -> int:
+        """The global rank of a rank of the target."""
         return _global(self.target_ranks, rank)
 
     def to_dict(self) -> dict[str, Any]:

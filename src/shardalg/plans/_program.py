@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from .._errors import InvalidMapError
 from .._struct import struct
-from ..maps._space import IntArray
+from ..maps._space import BoolArray, IntArray
 from ._dtypes import dtype_name, itemsize
 from ._plan import Entry, TreePlan
 
@@ -101,7 +101,8 @@ class Round:
         return _added([*self.sent.items(), *self.received.items()])
 
 
-def _added(pairs: Any) -> dict[int, int]:
+def _added(pairs: Iterable[tuple[int, int]]) -> dict[int, int]:
+    """Sums by rank of (rank, bytes)."""
     sums: dict[int, int] = {}
     for rank, size in pairs:
         sums[rank] = sums.get(rank, 0) + size
@@ -198,7 +199,7 @@ class Program:
         return f"{self.plan.digest}:{self.max_bytes}:{self.dtypes}:{self.relay}"
 
 
-def starts_of(keys: IntArray) -> Any:
+def starts_of(keys: IntArray) -> BoolArray:
     """Where a column differs from the one before it: the first of each run of equal columns."""
     fresh = np.ones(keys.shape[1], bool)
     fresh[1:] = (keys[:, 1:] != keys[:, :-1]).any(axis=0)

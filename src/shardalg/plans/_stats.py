@@ -10,6 +10,7 @@ import numpy as np
 
 from .._limits import Budget, Limits
 from .._struct import struct
+from ..maps import AffineMap
 from ..maps._composed import composed
 from ..maps._meet import meet
 from ..maps._relation import CODOMAIN, DOMAIN, collides, disjoint, exact_sizes, side_blocks
@@ -17,7 +18,7 @@ from ..maps._space import IntArray
 from ..maps._table import Columns, PieceTable, build
 
 if TYPE_CHECKING:
-    from ._plan import TransferPlan
+    from ._plan import RankMap, TransferPlan
 
 PerRank: TypeAlias = tuple[tuple[int, int], ...]  # (global rank, elements)
 Traffic: TypeAlias = tuple[tuple[int, int, int], ...]  # (source, target, distinct elements)
@@ -105,7 +106,13 @@ def traffic(plan: TransferPlan) -> Traffic:
 
 def box_ranks(plan: TransferPlan, side: str) -> IntArray:
     """The global rank of each box of the plan's source or target storage."""
-    m, ranks = (plan.source, plan.source_ranks) if side == "source" else (plan.target, plan.target_ranks)
+    if side == "source":
+        return global_ranks(plan.source, plan.source_ranks)
+    return global_ranks(plan.target, plan.target_ranks)
+
+
+def global_ranks(m: AffineMap, ranks: RankMap) -> IntArray:
+    """The global rank of each box of a layout's storage."""
     local = m.domain.box_ranks
     if ranks is None:
         return local

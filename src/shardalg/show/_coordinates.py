@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..maps._space import Shape, row_major
+from ..maps._space import Shape, index_of, row_major
 
 Parts = list[tuple[int, int]]  # (count, step) of nested progressions along one axis, outermost first
 
@@ -16,15 +16,6 @@ class Slice(NamedTuple):
     start: int
     extent: int
     step: int = 1
-
-
-def coordinates(address: int, shape: Shape) -> tuple[int, ...]:
-    """The index of a flat address in a row-major box."""
-    index = []
-    for stride in row_major(shape):
-        at, address = divmod(address, stride)
-        index.append(at)
-    return tuple(index)
 
 
 def along_axes(
@@ -40,7 +31,7 @@ def along_axes(
     True
     """
     offset += sum(s * (n - 1) for n, s in zip(extents, strides) if s < 0)
-    start = coordinates(offset, shape)
+    start = index_of(offset, shape)
     parts: list[Parts] = [[] for _ in shape]
     for n, s in zip(extents, strides):
         if not _walk(n, abs(s), start, shape, parts):
@@ -68,7 +59,7 @@ def refined(axes: Sequence[Axis], left: tuple[int, Shape], right: tuple[int, Sha
     >>> refined([Axis(4, 1, 1)], (0, (4,)), (0, (2, 2)))
     [Axis(extent=2, left=2, right=2), Axis(extent=2, left=1, right=1)]
     """
-    starts = [(coordinates(offset, shape), shape) for offset, shape in (left, right)]
+    starts = [(index_of(offset, shape), shape) for offset, shape in (left, right)]
     out: list[Axis] = []
     todo = list(axes)
     while todo:

@@ -65,12 +65,12 @@ def panel_drawing(
     """One plane of cells with labelled edges."""
     rows, columns = plane_cuts(grid)
     xs, ys = pixels(columns, longest[0]), pixels(rows, longest[1]) if len(grid.cuts) > 1 else [0.0, 24.0]
-    sides = [] if len(grid.cuts) < 2 else _edge_labels(rows, ys, 11, vertical=True)
+    sides = [] if len(grid.cuts) < 2 else _edge_labels(rows, ys, vertical=True)
     left = max((svg.wide(t, 10) for _, t in sides), default=0) + (6 if sides else 0)
     top = 14.0 + (15 if at else 0)
     shapes = [svg.words(left, 10, f"[{at_text(grid, at)}]", svg.themed("ink"), size=10.5)] if at else []
     shapes += [svg.dim(left - 5, top + y + 3.5, t, size=10, anchor="end") for y, t in sides]
-    heads = _edge_labels(columns, xs, 10, vertical=False)
+    heads = _edge_labels(columns, xs, vertical=False)
     shapes += [svg.dim(left + x, top - 4, t, size=10, anchor="middle") for x, t in heads]
     inner = [_cell_shape(grid, r, legend, xs, ys) for r in rectangles(held)]
     inner += [_lines(xs, ys)]
@@ -83,7 +83,7 @@ def panel_drawing(
     return Drawing(shapes, left + xs[-1] + tail, top + ys[-1] + 4)
 
 
-def _edge_labels(c: Cuts, px: Sequence[float], room: float, *, vertical: bool) -> list[tuple[float, str]]:
+def _edge_labels(c: Cuts, px: Sequence[float], *, vertical: bool) -> list[tuple[float, str]]:
     """Where to write which coordinates: cell numbers in the middle, block edges on the lines."""
     found: list[tuple[float, str]] = []
     marks = (

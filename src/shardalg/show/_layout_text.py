@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from ..maps import AffineMap, Box
-from ..maps._space import IntArray, describe_key
-from ._coordinates import coordinates
+from ..maps._space import IntArray, describe_key, index_of
 from ._grid import MIXED, MOST_SHARDS, PANELS, Cuts, Grid, Holders, ShardRows, Stored, plane_cuts, planes
 from ._legend import Legend, counted, named, rank_word, together, unshown
 from ._notation import patterns, space_text
@@ -33,7 +32,7 @@ def grid_text(m: AffineMap, box: int, grid: Grid, legend: Legend) -> str:
     panels = list(_panels(grid, legend))
     lines = [line for p in panels[:PANELS] for line in p]
     return "\n".join(
-        [title, *lines, *unshown(len(panels), PANELS, "panels"), *_legend_lines(m, box, grid, legend)]
+        [title, *lines, *unshown(len(panels), PANELS, "panels"), *_legend_lines(m, grid, legend)]
     )
 
 
@@ -108,7 +107,7 @@ def at_text(grid: Grid, at: tuple[int, ...]) -> str:
     return ", ".join([_heads(c)[i] for c, i in zip(grid.cuts, at)] + [":", ":"])
 
 
-def _legend_lines(m: AffineMap, box: int, grid: Grid, legend: Legend) -> list[str]:
+def _legend_lines(m: AffineMap, grid: Grid, legend: Legend) -> list[str]:
     lines: list[tuple[str, str]] = []
     used = {k for h in grid.classes if h != MIXED for k in h}
     single = {h[0] for h in grid.classes if len(h) == 1 and h != MIXED}
@@ -152,6 +151,7 @@ def _left(rows: ShardRows) -> list[str]:
 
 
 def scale_text(m: AffineMap, b: Box) -> str:
+    """The scales at which a box holds its elements, three at most, or nothing where all are 1."""
     c = m.table.columns
     mine = c.dom_box == m.domain.index(*b.key)
     scales = sorted(
@@ -192,4 +192,4 @@ def _element(m: AffineMap, element: int | None) -> str:
         return "padding"
     if len(m.codomain) != 1 or len(m.logical_shape) < 2:
         return str(element)
-    return f"({','.join(map(str, coordinates(element, m.logical_shape)))})"
+    return f"({','.join(map(str, index_of(element, m.logical_shape)))})"

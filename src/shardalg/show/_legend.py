@@ -16,9 +16,8 @@ class Legend(NamedTuple):
     """Colours and letters of everything that occurs in the grids of one picture."""
 
     colour: Mapping[tuple[int, ...], int]  # group of ranks -> colour
-    letters: Mapping[tuple[tuple[int, ...], ...], str]  # several groups -> letter
+    letters: Mapping[Groups, str]  # several groups -> letter
     elements: Mapping[int, int]  # rank -> elements held
-    several: bool  # whether some group has several ranks
 
     @classmethod
     def of(cls, m: AffineMap, grids: Sequence[Grid]) -> Legend:
@@ -31,7 +30,7 @@ class Legend(NamedTuple):
         for rank, size in zip(ranks, exact_sizes(m.table.shape)):
             sizes[rank] += size
         each = {ranks: k for k, ranks in enumerate(found)}
-        return cls(each, letters, sizes, any(len(ranks) > 1 for ranks in found))
+        return cls(each, letters, sizes)
 
     def groups(self) -> list[tuple[tuple[int, ...], int]]:
         return list(self.colour.items())

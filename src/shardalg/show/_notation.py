@@ -15,8 +15,8 @@ import numpy as np
 from .._errors import InvalidMapError
 from .._limits import Limits
 from ..maps import AffineMap, Box, Piece, Side, Space
-from ..maps._space import IntArray, Key, Shape, row_major
-from ._coordinates import Axis, Slice, coordinates, refined, slices
+from ..maps._space import IntArray, Key, Shape, index_of, row_major
+from ._coordinates import Axis, Slice, refined, slices
 
 MOST_PIECES = 4096  # of a map that is read for its one-line form
 MOST_GROUPS = 6  # rank patterns in one line
@@ -139,7 +139,7 @@ Sums: TypeAlias = "tuple[tuple[int, ...], list[list[tuple[int, int]]]]"  # start
 
 def _sums(offset: int, extents: Sequence[int], strides: Sequence[int], shape: Shape) -> Sums | None:
     """Each coordinate as a start plus multiples of indices, or None where a carry would be needed."""
-    starts, weights = coordinates(offset, shape), row_major(shape)
+    starts, weights = index_of(offset, shape), row_major(shape)
     sums: list[list[tuple[int, int]]] = [[] for _ in shape]
     for i, s in enumerate(strides):
         k = next((k for k, t in enumerate(weights) if t <= abs(s) < t * shape[k]), None)
