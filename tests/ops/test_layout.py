@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import time
 from functools import singledispatch
 from random import Random
@@ -167,6 +168,16 @@ def test_each_shard_is_cut_as_the_slow_version_cuts(case):
     for r, expected in enumerate(shards(placement, numbers(shape), ranks)):
         assert m.shard_shape(r) == expected.shape
         assert held(m, r).tolist() == expected.tolist()
+
+
+def test_sizes_may_end_within_the_last_unit_and_not_before():
+    """As the rules do it: the sizes that an error proposes are taken."""
+    with pytest.raises(InvalidMapError, match=re.escape("or sizes=(2,2,1,0)")):
+        layout((5,), Split(0, rule="exact", unit=2), ranks=4)
+    proposed = layout((5,), Split(0, sizes=(2, 2, 1, 0), unit=2), ranks=4)
+    assert proposed == layout((5,), Split(0, rule="balanced", unit=2), ranks=4)
+    with pytest.raises(InvalidMapError, match="at 3: that cuts a unit of 2"):
+        layout((5,), Split(0, sizes=(3, 2, 0, 0), unit=2), ranks=4)
 
 
 @pytest.mark.parametrize("rule", ["chunk", "balanced", "pad"])

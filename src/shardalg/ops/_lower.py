@@ -39,13 +39,13 @@ def lower(placement: Placement, shape: Shape, labels: tuple[int, ...], limits: L
 
 
 class Run(NamedTuple):
-    """``count`` blocks of ``size`` elements of an axis, ``step`` apart, ``start`` the first;
-    stored one after the other from position ``at``."""
+    """``blocks`` of ``size`` elements of an axis each, ``step`` apart, ``start`` the first; stored one
+    after the other from position ``at``."""
 
     at: int
     start: int
     size: int
-    count: int = 1  # type: ignore[assignment]
+    blocks: int = 1
     step: int = 0
 
 
@@ -56,10 +56,10 @@ def along_axis(
     ``extents[k]``, and all of the other axes."""
     shards = {r: (*shape[:axis], n, *shape[axis + 1 :]) for r, n in zip(labels, extents)}
     storage, logical = Space.shards(shards), Space.logical(shape)
-    rows = [[_row(run) for run in its if run.size and run.count] for its in runs]
+    rows = [[_row(run) for run in its if run.size and run.blocks] for its in runs]
     lengths = [len(its) for its in rows]
     table = np.array([row for its in rows for row in its], np.int64).reshape(-1, len(Run._fields))
-    at, start, size, count, step = table.T
+    at, start, size, blocks, step = table.T
     box = np.repeat(np.array([storage.index(r) for r in labels], np.int64), lengths)
     local = np.repeat(np.array([row_major(shards[r]) for r in labels], np.int64).T, lengths, axis=1)
     whole = np.repeat(np.array([row_major(shape)], np.int64).T, len(table), axis=1)
@@ -67,7 +67,7 @@ def along_axis(
     none, one = np.zeros(len(table), np.int64), np.ones(len(table), np.int64)
     columns = Columns(
         box, at * local[axis], none, start * whole[axis], one, one,
-        _blocked(extent, axis, count, size),
+        _blocked(extent, axis, blocks, size),
         _blocked(local, axis, local[axis] * size, local[axis]),
         _blocked(whole, axis, whole[axis] * step, whole[axis]),
     )  # fmt: skip
@@ -76,7 +76,7 @@ def along_axis(
 
 def _row(run: Run) -> tuple[int, ...]:
     """A run as numbers that fit: the step of a single block means nothing and may be huge."""
-    return run if run.count > 1 else (*run[:4], 0)
+    return run if run.blocks > 1 else (*run[:4], 0)
 
 
 def _blocked(x: IntArray, axis: int, outer: IntArray, inner: IntArray) -> IntArray:
@@ -102,50 +102,58 @@ def _replicate(placement: Replicate, shape: Shape, labels: tuple[int, ...], limi
 @lower.register
 def _split(placement: Split, shape: Shape, labels: tuple[int, ...], limits: Limits) -> AffineMap:
     axis = check_axis(shape, placement.axis, placement)
-    sizes, allocated = split_sizes(placement, shape, axis, len(labels))
+    sizes, allocated = _split_sizes(placement, shape, axis, len(labels))
     starts = np.cumsum([0, *sizes]).tolist()
     runs = [[Run(0, start, size)] for start, size in zip(starts, sizes)]
     return along_axis(shape, axis, labels, allocated, runs)
 
 
-def split_sizes(p: Split, shape: Shape, axis: int, ranks: int) -> tuple[list[int], list[int]]:
+def _split_sizes(p: Split, shape: Shape, axis: int, ranks: int) -> tuple[Sequence[int], Sequence[int]]:
     """Elements and allocated extent of each rank along the split axis."""
     n = shape[axis]
     what = f"axis {axis} of shape {shape}"
     if p.sizes is not None:
-        if len(p.sizes) != ranks:
-            raise InvalidMapError(
-                f"cannot split {what} over {ranks} ranks: sizes={p.sizes} has {len(p.sizes)}"
-            )
-        if sum(p.sizes) != n:
-            raise InvalidMapError(
-                f"cannot split {what}: sizes={p.sizes} add up to {sum(p.sizes)}, not {n};"
-                f" {'lower' if sum(p.sizes) > n else 'raise'} one by {abs(sum(p.sizes) - n)}"
-            )
-        torn = [k for k in range(1, ranks) if sum(p.sizes[:k]) % p.unit]
-        if torn:
-            raise InvalidMapError(
-                f"cannot split {what} at {sum(p.sizes[: torn[0]])}: that cuts a unit of {p.unit} elements"
-            )
-        return list(p.sizes), list(p.sizes)
+        _check_sizes(p.sizes, p.unit, n, ranks, what)
+        return p.sizes, p.sizes
     units = -(-n // p.unit)
-    each, rest = divmod(units, ranks)
-    if p.rule == "exact" and (rest or n % p.unit):
-        chunk = split_sizes(Split(p.axis, unit=p.unit), shape, axis, ranks)[0]
-        even = split_sizes(Split(p.axis, rule="balanced", unit=p.unit), shape, axis, ranks)[0]
-        by_unit = "" if p.unit == 1 else f" units of {p.unit}"
+    chunks, even = (-(-units // ranks),) * ranks, even_shares(units, ranks)
+    if p.rule == "exact" and n % (ranks * p.unit):
+        by_unit = "" if p.unit == 1 else f" of whole units of {p.unit}"
         raise InvalidMapError(
-            f"cannot split {what} into {ranks} equal parts{' of whole' + by_unit if by_unit else ''}:"
+            f"cannot split {what} into {ranks} equal parts{by_unit}:"
             f" {n} = {ranks * p.unit}*{n // (ranks * p.unit)} + {n % (ranks * p.unit)};"
-            f' use rule="chunk" ({_list(chunk)}) or sizes=({_list(even)})'
+            f' use rule="chunk" ({_list(_elements(chunks, p.unit, n))})'
+            f" or sizes=({_list(_elements(even, p.unit, n))})"
         )
-    if p.rule == "balanced":
-        counts = [each + (k < rest) for k in range(ranks)]
-    else:
-        counts = [-(-units // ranks)] * ranks
-    ends = np.minimum(np.cumsum(counts) * p.unit, n).tolist()
-    sizes = [end - start for start, end in zip([0, *ends], ends)]
-    return sizes, [c * p.unit for c in counts] if p.rule == "pad" else sizes
+    sizes = _elements(even if p.rule == "balanced" else chunks, p.unit, n)
+    return sizes, [count * p.unit for count in chunks] if p.rule == "pad" else sizes
+
+
+def _check_sizes(sizes: Sequence[int], unit: int, n: int, ranks: int, what: str) -> None:
+    """Raise unless sizes, one for each rank, cut an axis of ``n`` elements between its units."""
+    total = sum(sizes)
+    if len(sizes) != ranks:
+        raise InvalidMapError(f"cannot split {what} over {ranks} ranks: sizes={sizes} has {len(sizes)}")
+    if total != n:
+        raise InvalidMapError(
+            f"cannot split {what}: sizes={sizes} add up to {total}, not {n};"
+            f" {'lower' if total > n else 'raise'} one by {abs(total - n)}"
+        )
+    torn = [end for end in np.cumsum(sizes).tolist() if end % unit and end < n]
+    if torn:
+        raise InvalidMapError(f"cannot split {what} at {torn[0]}: that cuts a unit of {unit} elements")
+
+
+def even_shares(count: int, ranks: int) -> tuple[int, ...]:
+    """``count`` in ``ranks`` shares that differ by at most one, larger ones first."""
+    each, rest = divmod(count, ranks)
+    return tuple(each + (rank < rest) for rank in range(ranks))
+
+
+def _elements(counts: Sequence[int], unit: int, n: int) -> list[int]:
+    """Elements of each share of so many units, taken in turn until none of ``n`` is left."""
+    ends = np.minimum(np.cumsum(counts) * unit, n).tolist()
+    return [end - start for start, end in zip([0, *ends], ends)]
 
 
 def _list(sizes: Sequence[int]) -> str:

@@ -15,6 +15,7 @@ from ..maps import AffineMap
 from ..maps._space import Shape, as_int, as_shape
 from ..placements import Attention, BlockGather, Replicate, Segments, Split
 from ._layout import layout, rank_ids
+from ._lower import even_shares
 
 Named: TypeAlias = Callable[[Any, Attention, Any], AffineMap]
 
@@ -32,18 +33,12 @@ def head_sizes(total: int, attention: Attention, ranks: int) -> tuple[int, ...]:
     total, ranks = as_int(total, "the number of rows"), len(rank_ids(ranks))
     if attention.kv_heads is not None and total % attention.kv_heads == 0:
         unit = total // attention.kv_heads
-        return tuple(n * unit for n in _shares(attention.kv_heads, ranks))
+        return tuple(n * unit for n in even_shares(attention.kv_heads, ranks))
     if total < attention.grain:
-        return _shares(total, ranks)
+        return even_shares(total, ranks)
     grains, rest = divmod(total, attention.grain)
-    sizes = [n * attention.grain for n in _shares(grains, ranks)]
+    sizes = [n * attention.grain for n in even_shares(grains, ranks)]
     return (*sizes[:-1], sizes[-1] + rest)
-
-
-def _shares(count: int, ranks: int) -> tuple[int, ...]:
-    """``count`` in ``ranks`` shares that differ by at most one, larger ones first."""
-    each, rest = divmod(count, ranks)
-    return tuple(each + (rank < rest) for rank in range(ranks))
 
 
 # --- the layouts --------------------------------------------------------------------------

@@ -390,9 +390,8 @@ def _compare(ask: Ask, rank: int, learnt: Learnt, found: Values, values: Values)
 def _as_map(learnt: Mapping[int, Learnt], shape: Shape, dtype: str, limits: Limits) -> AffineMap:
     storage = Space.shards({rank: x.elements.shape for rank, x in learnt.items()})
     tables = []
-    for box, b in enumerate(storage.boxes):
-        assert b.rank is not None
-        elements, scales, _ = learnt[b.rank]
+    for rank, (elements, scales, _) in learnt.items():
+        box = storage.index(rank)
         for scale in np.unique(scales[scales != 0]):
             whole = scales.ndim == 0 and elements.ndim
             families = families_in(elements if whole else np.where(scales == scale, elements, -1))

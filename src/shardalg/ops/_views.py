@@ -85,39 +85,40 @@ def join(
 
 def _joined(shapes: Shapes, axis: int, stack: bool, interleave: int | None) -> AffineMap:
     first = next(iter(shapes.values()))
-    rank = len(first) + stack
-    if not -rank <= axis < rank:
+    axes = len(first) + stack
+    if not -axes <= axis < axes:
         raise InvalidMapError(f"join: axis {axis} of parts of shape {first} (stack={stack})")
-    axis %= rank
+    axis %= axes
+    _check_parts(shapes, axis, stack, interleave)
+    extent = len(shapes) if stack else sum(shape[axis] for shape in shapes.values())
+    whole = (*first[:axis], extent, *first[axis + (not stack) :])
+    strides = row_major(whole)
+    kept = strides[:axis] + strides[axis + 1 :] if stack else strides
+    pieces, at = [], 0
+    for k, (name, shape) in enumerate(shapes.items()):
+        if interleave is not None:
+            pieces.append(_interleaved(shape, name, axis, interleave, k, len(shapes), strides))
+            continue
+        pieces.append(Piece(shape, _whole(shape, name), Side(at * strides[axis], kept)))
+        at += 1 if stack else shape[axis]
+    return bijection(Space.logical(dict(shapes)), Space.logical(whole), pieces)
+
+
+def _check_parts(shapes: Shapes, axis: int, stack: bool, interleave: int | None) -> None:
+    """Raise unless parts differ along ``axis`` alone, and along it only where they are laid end to end."""
+    first = next(iter(shapes.values()))
+    alike = stack or interleave is not None
     for name, shape in shapes.items():
-        fixed = shape if stack or interleave else shape[:axis] + shape[axis + 1 :]
-        wanted = first if stack or interleave else first[:axis] + first[axis + 1 :]
+        fixed, wanted = (s if alike else s[:axis] + s[axis + 1 :] for s in (shape, first))
         if fixed != wanted or len(shape) != len(first):
             raise InvalidMapError(
                 f"join along axis {axis}: {name!r} has shape {shape}, the first part {first}"
             )
-    if stack:
-        whole: Shape = (*first[:axis], len(shapes), *first[axis:])
-    else:
-        whole = (*first[:axis], sum(s[axis] for s in shapes.values()), *first[axis + 1 :])
     if interleave is not None and first[axis] % interleave:
         raise InvalidMapError(
             f"join: axis {axis} of {first} holds {first[axis]} = {interleave}*{first[axis] // interleave}"
             f" + {first[axis] % interleave} elements, not whole blocks of {interleave}"
         )
-    strides = row_major(whole)
-    pieces, at = [], 0
-    for k, (name, shape) in enumerate(shapes.items()):
-        if stack:
-            others = strides[:axis] + strides[axis + 1 :]
-            pieces.append(Piece(shape, _whole(shape, name), Side(k * strides[axis], others)))
-        elif interleave is None:
-            pieces.append(Piece(shape, _whole(shape, name), Side(at * strides[axis], strides)))
-            at += shape[axis]
-        else:
-            pieces.append(_interleaved(shape, name, axis, interleave, k, len(shapes), strides))
-    source = Space.logical(dict(shapes))
-    return bijection(source, Space.logical(whole), pieces)
 
 
 def _whole(shape: Shape, name: str) -> Side:
