@@ -21,7 +21,7 @@ def plain(tmp_path_factory):
 def test_inspect_lists_every_tensor(plain, capfd):
     assert main(["inspect", str(plain)]) == 0
     said = capfd.readouterr().out.splitlines()
-    assert said[0].startswith(f"{plain}: plain, {len(tensors())} tensors") and said[0].endswith("in 1 files")
+    assert said[0].startswith(f"{plain}: plain, {len(tensors())} tensors") and said[0].endswith("in 1 file")
     assert "  format: pt" in said
     for name, t in tensors().items():
         (line,) = (x for x in said if x.split()[0] == name)

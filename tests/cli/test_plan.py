@@ -7,7 +7,9 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from checkpoints import assert_same, read_plain, tensors, write_plain
+from safetensors.torch import load_file, save_file
 
 from shardalg.cli import main
 from shardalg.cli._progress import bar
@@ -40,13 +42,59 @@ def test_a_plan_is_read_by_people(plain, capfd):
     assert main(["plan", str(plain), *options]) == 0
     lines = capfd.readouterr().out.splitlines()
     assert lines[0].startswith(f"{len(tensors())} tensors")
-    assert " on the wire, lower bound " in lines[1] and lines[2].startswith("a rank sends at most ")
+    assert " on the wire, lower bound " in lines[2] and lines[3].startswith("a rank sends at most ")
     assert any(line.startswith(f"plan of {len(tensors())} tensors: 2 -> 3 ranks") for line in lines)
 
 
 def test_reading_in_slices_crosses_nothing(plain, capfd):
     told = said(capfd, "plan", plain, "--to", "transformer-tp", "--processes", 2)
     assert (told["copies"], told["wire_bytes"]) == (0, 0) and "nothing crosses" in told["picture"]
+
+
+def test_a_plan_says_what_each_rank_will_hold(plain, tmp_path, capfd):
+    """The lines and the bytes that ``inspect`` and the files then show."""
+    options = ["--to", "transformer-tp", "--processes", "3"]
+    told = said(capfd, "plan", plain, *options)
+    assert main(["plan", str(plain), *options]) == 0
+    lines = capfd.readouterr().out.splitlines()
+    done = said(capfd, "reshard", plain, tmp_path / "out", *options)
+    held = said(capfd, "inspect", tmp_path / "out")["held"]
+    assert told["held"] == held
+    found = [sum(t.nbytes for t in load_file(f).values()) for f in sorted((tmp_path / "out").glob("rank*"))]
+    assert told["rank_bytes"] == found and len(set(found)) > 1
+    assert any(line.startswith("then each of 3 ranks holds ") for line in lines)
+    assert main(["inspect", str(tmp_path / "out")]) == 0
+    listed = capfd.readouterr().out.splitlines()[-len(held) :]
+    assert lines[-len(held) :] == listed and not any("0 copies" in x for x in lines)
+    sizes = sum(f.stat().st_size for f in (tmp_path / "out").glob("*.safetensors"))
+    assert (done["path"], done["files"], done["file_bytes"]) == (str(tmp_path / "out"), 3, sizes)
+
+
+def test_a_run_says_what_it_wrote(plain, tmp_path, capfd):
+    target = tmp_path / "one.safetensors"
+    assert main(["reshard", str(plain), str(target), "--to", "full", "--processes", "2"]) == 0
+    assert f"\nwrote {target}: 1 tensor file, " in capfd.readouterr().out
+
+
+def test_patterns_that_place_nothing_are_refused(tmp_path, capfd):
+    """A model of other names would be on every rank as a whole."""
+    names = ("emb.weight", "l0.gate_up.weight")
+    save_file({n: torch.zeros(4, 2) for n in names}, tmp_path / "x.safetensors")
+    options = ["--to", "transformer-tp", "--processes", "64"]
+    assert main(["plan", str(tmp_path / "x.safetensors"), *options]) == 1
+    refusal = capfd.readouterr().err
+    assert "transformer-tp: 0 of 2 tensors match one of its patterns" in refusal and "Replicate" in refusal
+
+
+def test_tensors_left_to_the_default_are_counted_and_named(plain, tmp_path, capfd):
+    options = ["--to", "transformer-tp", "--processes", "2"]
+    for command in (["plan", plain], ["reshard", plain, tmp_path / "out"]):
+        found = said(capfd, *command, *options)["matches"]
+        assert found["stored"] == len(tensors()) and 0 < len(found["defaulted"]) < found["stored"]
+    assert main(["plan", str(plain), *options]) == 0
+    left, count = found["defaulted"], found["stored"]
+    words = f"{count - len(left)} of {count} tensors match a pattern of transformer-tp, {len(left)} by its"
+    assert f"{words} default Replicate: {left[0]!r}" in capfd.readouterr().out
 
 
 def test_a_plan_refuses_as_a_run_does(plain, capfd):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -108,7 +109,13 @@ def test_plain_files_with_an_index(tmp_path, capfd):
     total = sum(t.numel() * SIZES[str(t.dtype)[6:]] for t in tensors().values())
     assert index["metadata"]["total_size"] == total
     said = capfd.readouterr().out
-    assert f"{len(tensors())} tensors" in said and "on the wire, lower bound" in said and "rounds" in said
+    assert f"{len(tensors())} tensors" in said and "nothing crossed between ranks" in said
+
+
+def test_what_crossed_is_said(plain, tmp_path, capfd):
+    arguments = ["--to", "full", "--processes", "2", "--from", "transformer-tp"]
+    assert main(["reshard", str(plain), str(tmp_path / "target"), *arguments]) == 0
+    assert re.search(r"on the wire, lower bound \d.*, 1 round\n", capfd.readouterr().out)
 
 
 def test_one_plain_file(plain, tmp_path):

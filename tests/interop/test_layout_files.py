@@ -1,5 +1,8 @@
 """Layout files say placements by pattern; what they cannot mean is refused with the nearest name."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 import shardalg as sa
@@ -9,6 +12,7 @@ from shardalg.interop._layout_files import (
     arrange,
     filled,
     match,
+    matches,
     parse_layout_file,
     read_layout_file,
     shipped,
@@ -251,3 +255,24 @@ def test_parts_of_different_dtypes_are_refused():
 def test_a_layout_that_does_not_exist_names_those_that_ship():
     with pytest.raises(InvalidMapError, match=r"no layout file 'nowhere.toml'.*transformer-tp"):
         read_layout_file("nowhere.toml")
+
+
+def test_the_page_lists_the_patterns_that_ship():
+    """Every pattern of transformer-tp stands in docs/checkpoints.md, and no other."""
+    page = (Path(__file__).parents[2] / "docs" / "checkpoints.md").read_text()
+    rows = page.partition("## The patterns of transformer-tp")[2].splitlines()
+    cells = [row.split("|")[1] for row in rows if row.startswith("| `")]
+    words = [word for cell in cells for word in re.findall(r"`([^`]+)`", cell) if word[0] != "."]
+    ends = (".weight", ".bias")
+    said = {name for w in words for name in ([w] if w.endswith(ends) else [w + end for end in ends])}
+    assert said == {p for rule in read_layout_file("transformer-tp").rules for p in rule.patterns}
+
+
+def test_a_file_of_which_nothing_matches_is_refused():
+    file = read_layout_file("transformer-tp")
+    with pytest.raises(InvalidMapError, match=r"transformer-tp: 0 of 1 tensors .* tensor is 'w'"):
+        arrange(file, {"w": Logical("float32", (4,))}, 2)
+    some = arrange(file, {"w": Logical("float32", (4,)), "lm_head.weight": Logical("float32", (4, 2))}, 2)
+    met = matches(file, some)
+    assert (met.stored, met.defaulted, met.default) == (2, ("w",), "Replicate")
+    assert str(met) == "1 of 2 tensors match a pattern of transformer-tp, 1 by its default Replicate: 'w'"

@@ -12,7 +12,7 @@ from .._struct import struct
 from .._torch import torch
 from ..interop import deepspeed
 from ..interop._arrangements import Logical
-from ..interop._layout_files import arrange, read_layout_file
+from ..interop._layout_files import Matches, arrange, matches, read_layout_file
 from ..interop._nearest import nearest
 from ..interop._outputs import MAPS, appearing, require_free
 from ..interop._safetensors import create, lay_out, mapped, read_header, write_at
@@ -44,7 +44,8 @@ class Item(NamedTuple):
 
 @struct
 class Conversion:
-    """What a run did: ranks read and written, tensors (moments among them), bytes written, copies."""
+    """What a run did: ranks read and written, tensors (moments among them), bytes written, copies, where it
+    wrote, and the patterns that placed the tensors where ``to`` is a layout file."""
 
     source_ranks: int
     target_ranks: int
@@ -52,6 +53,8 @@ class Conversion:
     moments: int
     nbytes: int
     copies: int
+    path: str
+    matches: Matches | None = None
 
 
 def convert(
@@ -96,7 +99,8 @@ def convert(
         (folder / MAPS).write_text(text)
     return Conversion(
         len(files), len(ranks), len(items), sum(i.moment for i in items.values()), size,
-        sum(map(len, plans.values())),
+        sum(map(len, plans.values())), destination,
+        None if _is_maps(to) else matches(read_layout_file(to), there),
     )  # fmt: skip
 
 
@@ -200,7 +204,7 @@ def _targets(
     units: Mapping[str, int],
 ) -> dict[str, AffineMap]:
     """The layouts to be written."""
-    if Path(to).suffix in (".json", *SUFFIXES[1:]):
+    if _is_maps(to):
         there = read_maps(to)
         if set(there) != set(here):
             raise InvalidMapError(
@@ -249,6 +253,11 @@ def _named(name: str, function: Callable[..., Any], *given: Any, **options: Any)
         return function(*given, **options)
     except (InvalidMapError, UnsupportedError, LimitError) as error:
         raise type(error)(f"{name!r}: {error}") from error
+
+
+def _is_maps(to: str) -> bool:
+    """Whether a target is a file of maps, by its name; it is a layout file otherwise."""
+    return Path(to).suffix in (".json", *SUFFIXES[1:])
 
 
 # --- writing ------------------------------------------------------------------------------

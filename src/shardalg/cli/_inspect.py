@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 
 from .._struct import struct
-from ..interop._arrangements import parts_of
+from ..interop._arrangements import Stored, parts_of
 from ..interop._checkpoints import Checkpoint
 from ..interop._outputs import nbytes
 from ..maps._space import Shape
+from ..show._drawing import many
 
 UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
@@ -52,8 +54,13 @@ def _plain(checkpoint: Checkpoint) -> list[Held]:
 
 
 def _sharded(checkpoint: Checkpoint) -> list[Held]:
+    return stored_as(checkpoint.stored)
+
+
+def stored_as(arrangement: Iterable[tuple[str, Stored]]) -> list[Held]:
+    """What each stored tensor of an arrangement is, and its shards."""
     held = []
-    for name, stored in checkpoint.stored:
+    for name, stored in arrangement:
         m = stored.layout
         joined = () if stored.joined is None else tuple(parts_of(name, stored))
         shards = tuple((r, m.shard_shape(r)) for r in m.ranks)
@@ -64,12 +71,19 @@ def _sharded(checkpoint: Checkpoint) -> list[Held]:
 def lines_of(d: Description) -> Iterator[str]:
     """Lines that say it, a line per stored tensor."""
     form = f"on {d.ranks} ranks" if d.ranks else "plain"
-    yield f"{d.path}: {form}, {d.tensors} tensors, {say_bytes(d.nbytes)} in {d.files} files"
+    yield f"{d.path}: {form}, {many(d.tensors, 'tensor')}, {say_bytes(d.nbytes)} in {many(d.files, 'file')}"
     for key, value in d.metadata:
         yield f"  {key}: {value}"
-    wide = max((len(h.name) for h in d.held), default=0)
-    for h in d.held:
-        shards = " as " + " ".join(str(shape) for _, shape in h.shards) if h.shards else ""
+    yield from held_lines(d.held)
+
+
+def held_lines(held: Sequence[Held]) -> Iterator[str]:
+    """A line per stored tensor; the shapes of its shards in the order of their ranks, equal ones counted."""
+    wide = max((len(h.name) for h in held), default=0)
+    for h in held:
+        runs = [(shape, len(list(run))) for shape, run in groupby(shape for _, shape in h.shards)]
+        shapes = (f"{n} x {shape}" if n > 2 else " ".join([str(shape)] * n) for shape, n in runs)
+        shards = " as " + " ".join(shapes) if h.shards else ""
         yield f"  {h.name:<{wide}}  {h.dtype:<8}  {h.shape}{shards}"
         if h.joined:
             yield f"  {'':<{wide}}  joined from {', '.join(h.joined)}"

@@ -13,10 +13,11 @@ from typing import Any, NoReturn
 
 from .._errors import ShardalgError, TransferError
 from ..interop._checkpoints import open_checkpoint
-from ..interop._layout_files import shipped
+from ..interop._layout_files import Matches, shipped
 from ..interop._outputs import MAPS
+from ..show._drawing import many
 from ._convert import Conversion, convert
-from ._inspect import describe, lines_of, say_bytes
+from ._inspect import describe, held_lines, lines_of, say_bytes
 from ._plan import Forecast, forecast
 from ._prepare import FULL, Options, Request
 from ._reshard import Summary, Writing, reshard
@@ -219,27 +220,47 @@ def _print(given: argparse.Namespace, value: Any, lines: Iterable[str]) -> None:
 
 def say_forecast(f: Forecast) -> list[str]:
     """The lines printed for a plan."""
-    return [
-        f"{f.tensors} tensors, {say_bytes(f.nbytes)}",
-        f"{f.copies} copies, {say_bytes(f.wire_bytes)} on the wire, lower bound {say_bytes(f.lower_bound)},"
-        f" {f.rounds} rounds",
-        f"a rank sends at most {say_bytes(f.most_sent)} and gets at most {say_bytes(f.most_received)}",
-        "", f.picture,
-    ]  # fmt: skip
+    lines = [f"{many(f.tensors, 'tensor')}, {say_bytes(f.nbytes)}", *_matches(f.matches)]
+    if f.copies:
+        lines += [
+            f"{many(f.copies, 'copy')}, {_wire(f.wire_bytes, f.lower_bound, f.rounds)}",
+            f"a rank sends at most {say_bytes(f.most_sent)} and gets at most {say_bytes(f.most_received)}",
+            "", f.picture,
+        ]  # fmt: skip
+    else:
+        lines += [f.picture]
+    if f.rank_bytes:
+        low, high = min(f.rank_bytes), max(f.rank_bytes)
+        each = say_bytes(low) if low == high else f"{say_bytes(low)} to {say_bytes(high)}"
+        lines += ["", f"then each of {many(len(f.rank_bytes), 'rank')} holds {each}:", *held_lines(f.held)]
+    return lines
+
+
+def _wire(wire_bytes: int, lower_bound: int, rounds: int) -> str:
+    said = f"{say_bytes(wire_bytes)} on the wire, lower bound {say_bytes(lower_bound)}"
+    return f"{said}, {many(rounds, 'round')}"
+
+
+def _matches(matches: Matches | None) -> list[str]:
+    return [] if matches is None else [str(matches)]
 
 
 def say_conversion(c: Conversion) -> list[str]:
     """The lines printed after a conversion."""
+    moments = many(c.moments, "moment")
     return [
-        f"{c.tensors} tensors ({c.moments} moments) from {c.source_ranks} to {c.target_ranks} ranks",
-        f"{c.copies} copies, {say_bytes(c.nbytes)} written",
+        f"{many(c.tensors, 'tensor')} ({moments}) from {c.source_ranks} to {many(c.target_ranks, 'rank')}",
+        *_matches(c.matches),
+        f"{many(c.copies, 'copy')}, {say_bytes(c.nbytes)} written to {c.path}, the new maps as {MAPS} beside",
     ]
 
 
 def say_summary(s: Summary) -> list[str]:
     """The lines printed after a run."""
     return [
-        f"{s.tensors} tensors, {say_bytes(s.nbytes)}",
-        f"{say_bytes(s.wire_bytes)} on the wire, lower bound {say_bytes(s.lower_bound)}, {s.rounds} rounds",
+        f"{many(s.tensors, 'tensor')}, {say_bytes(s.nbytes)}",
+        *_matches(s.matches),
+        _wire(s.wire_bytes, s.lower_bound, s.rounds) if s.rounds else "nothing crossed between ranks",
         f"{s.seconds:.1f} s, at most {say_bytes(s.peak_bytes)} of memory in a process",
+        f"wrote {s.path}: {many(s.files, 'tensor file')}, {say_bytes(s.file_bytes)}",
     ]

@@ -8,7 +8,7 @@ from .._errors import InvalidMapError
 from .._struct import struct
 from ..interop._arrangements import Arrangement, Stored, components, even, logical_tensors, transfer
 from ..interop._checkpoints import Checkpoint, open_checkpoint
-from ..interop._layout_files import arrange, read_layout_file
+from ..interop._layout_files import Matches, arrange, matches, read_layout_file
 from ..interop._outputs import nbytes
 from ..ops import schedule
 from ..plans import Program, TreePlan
@@ -55,13 +55,14 @@ class Step:
 
 @struct
 class Prepared:
-    """A run that nothing refuses: what is read, how it is then stored, the plan (None: nothing moves) and its
-    steps, and how many ranks take part."""
+    """A run that nothing refuses: what is read, how it is then stored, which patterns say so (None: it is
+    stored whole), the plan (None: nothing moves) and its steps, and how many ranks take part."""
 
     request: Request
     checkpoint: Checkpoint
     units: tuple[tuple[str, int], ...]
     target: tuple[tuple[str, Stored], ...]
+    matches: Matches | None
     plan: TreePlan | None
     steps: tuple[Step, ...]
     count: int
@@ -76,10 +77,11 @@ def prepared(request: Request) -> Prepared:
     checkpoint = open_checkpoint(request.source)
     words = dict(checkpoint.units) | dict(request.units)
     target = _arranged(checkpoint, request.to, request.processes, words)
+    met = None if request.to == FULL else matches(read_layout_file(request.to), target)
     origin, count = _origin(checkpoint, request, words)
     tree = None if origin is None else transfer(origin, target)
     return Prepared(
-        request, checkpoint, tuple(words.items()), tuple(target.items()), tree,
+        request, checkpoint, tuple(words.items()), tuple(target.items()), met, tree,
         _steps(target if origin is None else origin, target, tree, request.options),
         max(request.processes, count),
     )  # fmt: skip

@@ -14,6 +14,7 @@ import shardalg as sa  # its backends load torch on first use
 from .._errors import InvalidMapError
 from .._struct import struct
 from ..interop._checkpoints import Checkpoint, load
+from ..interop._layout_files import Matches
 from ..interop._outputs import (
     Output,
     appearing,
@@ -52,8 +53,9 @@ class Writing:
 
 @struct
 class Summary:
-    """What a run did: tensors and their bytes, bytes on the wire and the fewest possible, seconds, and the
-    most bytes of memory that any worker held."""
+    """What a run did: tensors and their bytes, bytes on the wire and the fewest possible, seconds, the most
+    bytes of memory that any worker held; what it wrote, in how many tensor files of how many bytes, and which
+    patterns placed the tensors."""
 
     tensors: int
     nbytes: int
@@ -62,6 +64,10 @@ class Summary:
     rounds: int
     seconds: float
     peak_bytes: int
+    path: str
+    files: int
+    file_bytes: int
+    matches: Matches | None = None
 
 
 def reshard(request: Request, writing: Writing, *, joined: bool = False) -> Summary | None:
@@ -75,7 +81,7 @@ def reshard(request: Request, writing: Writing, *, joined: bool = False) -> Summ
     require_free(Path(writing.destination), writing.force, Path(request.source))
     task = prepared(request)
     peaks = _joined(task, writing) if joined else _started(task, writing)
-    return _summary(task, time.monotonic() - begun, max(peaks)) if peaks else None
+    return _summary(task, Path(writing.destination), time.monotonic() - begun, max(peaks)) if peaks else None
 
 
 def _started(task: Prepared, writing: Writing) -> list[int]:
@@ -151,9 +157,11 @@ def moved(ctx: Any, step: Step, shards: Mapping[str, Any]) -> dict[str, Any]:
     return {name: its[rank] for name, its in out.items() if rank in its}
 
 
-def _summary(task: Prepared, seconds: float, peak: int) -> Summary:
+def _summary(task: Prepared, path: Path, seconds: float, peak: int) -> Summary:
     tensors, programs = task.checkpoint.logical, task.programs
+    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
     return Summary(
         len(tensors), sum(map(nbytes, tensors.values())), sum(p.wire_bytes for p in programs),
         sum(p.lower_bound or 0 for p in programs), sum(len(p.rounds) for p in programs), seconds, peak,
+        str(path), len(files), sum(f.stat().st_size for f in files), task.matches,
     )  # fmt: skip

@@ -157,14 +157,16 @@ def arrange(
     """How a checkpoint's tensors are stored on ``ranks`` ranks according to a layout file.
 
     Every tensor is stored exactly once, by the first rule that matches. ``units`` override the file's own.
-    Raises ``InvalidMapError`` for a tensor that nothing matches, a pattern that matches nothing, and a
-    placement that cannot apply.
+    Raises ``InvalidMapError`` for a tensor that nothing matches, a pattern that matches nothing (in an
+    ``optional`` file only where none of them matches), and a placement that cannot apply.
     """
     joined = _join_all(file, tensors)
     used = {part for j in joined.values() for part in j.parts}
     shapes: dict[str, Shape] = {n: t.shape for n, t in tensors.items() if n not in used}
     shapes |= {name: j.map.codomain.boxes[0].shape for name, j in joined.items()}
     _require_matches(file, shapes)
+    if not joined:
+        _require_some(file, shapes)
     words = dict(file.units) | dict(units or {})
     made: dict[Any, AffineMap] = {}
     return {
@@ -235,6 +237,42 @@ def _require_matches(file: LayoutFile, names: Iterable[str]) -> None:
                 f" the first is {lost[0]!r};"
                 ' add a [[tensor]] for it, or default = "Replicate"'
             )
+
+
+def _require_some(file: LayoutFile, names: Iterable[str]) -> None:
+    """Raise where all would go by the default of a file that has patterns: it is for other names."""
+    met = matches(file, names)
+    if file.rules and met.stored and len(met.defaulted) == met.stored:
+        raise InvalidMapError(
+            f"{file.source}: 0 of {met.stored} tensors match one of its patterns, and all of them would be"
+            f" stored by its default, {met.default}; the first tensor is {met.defaulted[0]!r}, the first"
+            f" pattern {file.rules[0].patterns[0]!r}: write a layout file for these names"
+        )
+
+
+@struct
+class Matches:
+    """What a layout file's patterns place of a checkpoint: the file, how many stored tensors there are, and
+    the names of those that no pattern matches, which are placed by the file's default (its kind)."""
+
+    source: str
+    stored: int
+    defaulted: tuple[str, ...]
+    default: str
+
+    def __str__(self) -> str:
+        rest, names = len(self.defaulted), ", ".join(map(repr, self.defaulted[:3]))
+        said = f"{self.stored - rest} of {self.stored} tensors match a pattern of {self.source}"
+        more = f" and {rest - 3} more" if rest > 3 else ""
+        return f"{said}, {rest} by its default {self.default}: {names}{more}" if rest else said
+
+
+def matches(file: LayoutFile, names: Iterable[str]) -> Matches:
+    """Which stored tensors a file's patterns place, and which its default does."""
+    names = list(names)
+    lost = [n for n in names if not any(match(p, n) is not None for r in file.rules for p in r.patterns)]
+    default = file.default if isinstance(file.default, str) else dict(file.default or ()).get("kind", "")
+    return Matches(file.source, len(names), tuple(lost), str(default))
 
 
 def _nothing(pattern: str, names: Iterable[str]) -> str:

@@ -107,6 +107,11 @@ def nbytes(tensor: Logical) -> int:
     return size
 
 
+def shard_bytes(stored: Stored, rank: int) -> int:
+    """Bytes of one rank's shard of a stored tensor."""
+    return nbytes(Logical(stored.dtype, stored.layout.shard_shape(rank)))
+
+
 def _ranges(file: TensorFile, entry: Entry, stored: Stored) -> Iterator[Place]:
     """The consecutive ranges of an entry that the ranks write."""
     for rank in stored.layout.ranks:
