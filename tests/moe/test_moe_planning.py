@@ -233,7 +233,7 @@ def test_geometry_that_does_not_fit_int32_prints_the_numbers():
         (dict(layout="wide"), "layout must be one of"),
         (dict(layout="compact", B=1), 'layout "compact" has B = E // R = 2 copy slots, got B=1'),
         (dict(policy="best"), "policy must be one of"),
-        (dict(H=0), "H must be a positive integer"),
+        (dict(H=0), "H must be at least 1, got 0"),
         (dict(dtype=torch.int32), "dtype must be one of"),
     ],
 )

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from .._errors import InvalidMapError, ProvenanceError, UnsupportedError
+from ..maps._space import as_int
 from ._geometry import LAYOUTS, Geometry, geometry
 from ._plan import CommPlan, Owner, Seal, owned_seal
 from ._pool import Pool
@@ -52,13 +53,8 @@ class Buffer:
     ) -> None:
         self.transport: Transport = transport_of(ctx, device)
         self.dtype, self.weight_dtype, self.H = dtype, weight_dtype, H
-        self.geometry = _agreed(
-            self.transport,
-            dtype,
-            weight_dtype,
-            H,
-            dict(E=E, S=S, K=K, B=B, pad=pad, layout=layout, policy=policy),
-        )
+        shape = dict(E=E, S=S, K=K, B=B, pad=pad, layout=layout, policy=policy)
+        self.geometry = _agreed(self.transport, dtype, weight_dtype, H, shape)
         self.closed = False
         self._owner = Owner()
         self.pool = Pool(self.transport.device)
@@ -146,16 +142,9 @@ def returned(buffer: Buffer, values: Sequence[Any]) -> Any:
 def _check_signature(buffer: Buffer, s: Seal, rank: int) -> None:
     g = buffer.geometry
     wanted = {
-        "N": g.N,
-        "R": g.R,
-        "E": g.E,
-        "B": g.B,
-        "NvS": g.NvS,
-        "K": g.K,
-        "pad": g.pad,
-        "layout": g.layout,
-    }
-    wanted |= {"H": buffer.H, "rank": rank, "dtype": buffer.dtype}
+        "N": g.N, "R": g.R, "E": g.E, "B": g.B, "NvS": g.NvS, "K": g.K, "pad": g.pad, "layout": g.layout,
+        "H": buffer.H, "rank": rank, "dtype": buffer.dtype,
+    }  # fmt: skip
     for name, value in wanted.items():
         if s.scalar(name) != value:
             raise ProvenanceError(
@@ -168,15 +157,13 @@ def _check_signature(buffer: Buffer, s: Seal, rank: int) -> None:
 def _agreed(transport: Transport, dtype: Any, weight_dtype: Any, H: Any, shape: dict[str, Any]) -> Geometry:
     """The geometry, once every rank has said the same; a rank that cannot say it stops all."""
     try:
-        found: Geometry | None = geometry(transport.size, **shape)
+        found = geometry(transport.size, **shape)
         _check_values(dtype, weight_dtype, H)
-        row = _signature(found, dtype, weight_dtype, H)  # type: ignore[arg-type]
-        problem = None
-    except InvalidMapError as error:
-        found, row, problem = None, [-1] * len(FIELDS), error
+    except InvalidMapError:
+        transport.all_gather([[-1] * len(FIELDS)] * len(transport.ranks))
+        raise
+    row = _signature(found, dtype, weight_dtype, H)
     rows = transport.all_gather([row] * len(transport.ranks))
-    if problem is not None or found is None:
-        raise problem or InvalidMapError("no geometry")
     for rank, other in enumerate(rows):
         if other[0] < 0:
             raise InvalidMapError(f"rank {rank} could not make its Buffer; its own error says why")
@@ -192,18 +179,13 @@ FIELDS = ("R", "E", "S", "K", "B", "pad", "NvS", "H", "layout", "dtype", "weight
 
 
 def _signature(g: Geometry, dtype: torch.dtype, weight_dtype: torch.dtype, H: int) -> list[int]:
-    words = (
-        LAYOUTS.index(g.layout),
-        DTYPES.index(dtype),
-        DTYPES.index(weight_dtype),
-        zlib.crc32(repr(g.policy).encode()),
-    )
-    return [g.R, g.E, g.S, g.K, g.B, g.pad, g.NvS, int(H), *words]
+    words = LAYOUTS.index(g.layout), DTYPES.index(dtype), DTYPES.index(weight_dtype)
+    return [g.R, g.E, g.S, g.K, g.B, g.pad, g.NvS, int(H), *words, zlib.crc32(repr(g.policy).encode())]
 
 
 def _check_values(dtype: Any, weight_dtype: Any, H: Any) -> None:
     for name, value in (("dtype", dtype), ("weight_dtype", weight_dtype)):
         if value not in DTYPES:
             raise InvalidMapError(f"{name} must be one of {[str(d) for d in DTYPES]}, got {value!r}")
-    if not isinstance(H, int) or isinstance(H, bool) or H < 1:
-        raise InvalidMapError(f"H must be a positive integer, got {H!r}")
+    if as_int(H, "H") < 1:
+        raise InvalidMapError(f"H must be at least 1, got {H}")

@@ -8,7 +8,8 @@ import numpy as np
 
 from .._errors import InvalidMapError
 from .._struct import struct
-from ._policy import Policy, named_policy
+from ..maps._space import as_int
+from ._policy import Array, Policy, named_policy
 
 INT32_MAX = 2**31 - 1
 INT32_MIN = -(2**31)
@@ -106,7 +107,7 @@ def round_up(n: Any, multiple: int) -> Any:
     return -(-n // multiple) * multiple
 
 
-def capacities(tokens: int, ranks: int) -> np.ndarray[Any, Any]:
+def capacities(tokens: int, ranks: int) -> Array:
     """Rows each rank should compute: equal, the remainder to the first ranks.
 
     >>> capacities(5, 2).tolist()
@@ -135,9 +136,7 @@ def _fits(g: Geometry) -> Geometry:
 
 
 def _count(value: Any, name: str, least: int) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise InvalidMapError(f"{name} must be an integer, got {value!r}")
-    number = int(value.__index__())
+    number = as_int(value, name)
     if number < least:
         raise InvalidMapError(f"{name} must be at least {least}, got {number}")
     return number

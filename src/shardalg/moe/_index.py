@@ -9,14 +9,12 @@ is one contiguous block.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
+from ._policy import Array
 from ._tables import changes, count_by_run, positions_in_runs, run_lengths, stable_order
-
-Array: TypeAlias = np.ndarray[Any, Any]
 
 CHUNK = 1 << 19  # bytes of results summed at a time: they and the scratch stay in cache
 
@@ -170,16 +168,8 @@ def sum_rows(rows: torch.Tensor, sums: Sums, low: int, out: torch.Tensor, *, fre
         for number, bound in enumerate(bounds):
             span = slice(int(bound[k]), int(bound[k + 1]))
             if span.start < span.stop:
-                copy = fresh and number == 0
-                _add(
-                    rows,
-                    sums.sources[span],
-                    sums.targets[span] - edge,
-                    into,
-                    (scratch, cast),
-                    sums.dense,
-                    copy,
-                )
+                sources, targets = sums.sources[span], sums.targets[span] - edge
+                _add(rows, sources, targets, into, (scratch, cast), sums.dense, fresh and number == 0)
 
 
 def block_rows(out: torch.Tensor) -> int:

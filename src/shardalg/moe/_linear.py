@@ -7,6 +7,7 @@ Both make one exchange. Backward of one is the other, to any order of differenti
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -178,10 +179,7 @@ class _Homeward:
     ) -> None:
         self.buffer, self.table, self.xs, self.bases, self.dtypes = operator.buffer, t, xs, bases, dtypes
         self.wires = [operator.wire_of(x) for x in xs]
-        widths = [
-            x[:1].numel() if len(x) else x.new_empty((1, *x.shape[1:]), device="meta").numel() for x in xs
-        ]
-        self.columns = columns([w * d.itemsize for w, d in zip(widths, self.wires)])
+        self.columns = columns([math.prod(x.shape[1:]) * d.itemsize for x, d in zip(xs, self.wires)])
         width = self.columns[-1][1]
         self.packed, wire = staged(self.buffer, t.in_rows, width)
         self.landing, self.landed = staged(self.buffer, t.out_rows + t.own, width)
@@ -222,10 +220,7 @@ class _Homeward:
 
 def flat(x: torch.Tensor, rows: int) -> torch.Tensor:
     """[rows, ...] as contiguous [rows, width]; one column where there are no further axes."""
-    width = 1
-    for n in x.shape[1:]:
-        width *= n
-    return x.detach().contiguous().view(rows, width)
+    return x.detach().contiguous().view(rows, math.prod(x.shape[1:]))
 
 
 def columns(widths: Sequence[int]) -> list[tuple[int, int]]:

@@ -134,8 +134,7 @@ def _pairs(buffer: Buffer, outs: list[Tensors], K: int | None = None) -> Any:
     """(rows, weights) per rank, weights as [S_r, K] where ``K`` is given."""
     weights: Sequence[Any] = outs[1] if len(outs) > 1 else [None] * len(outs[0])
     shaped = [w if w is None or K is None else w.view(-1, K) for w in weights]
-    pairs = [(returned(buffer, part)) for part in (outs[0], shaped)]
-    return tuple(pairs)
+    return returned(buffer, outs[0]), returned(buffer, shaped)
 
 
 def _trees(buffer: Buffer, leaves: Tensors, specs: Sequence[Any]) -> Any:

@@ -16,7 +16,7 @@ from .._struct import NAMESPACE, leaf
 from ..backends._torch_pytree import register_in_torch
 from ._geometry import Geometry
 from ._index import Side, Table, table
-from ._tables import Array
+from ._policy import Array
 
 
 class Owner:

@@ -13,8 +13,8 @@ from ._buffer import Buffer, check_open, per_rank, returned
 from ._geometry import Geometry
 from ._notice import WORDS, as_words, raise_first
 from ._plan import CommPlan, make_plan
+from ._policy import Array
 from ._tables import (
-    Array,
     Routes,
     Shared,
     count_by_run,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -37,9 +38,7 @@ class Pool:
 
     def result(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Uninitialised memory for a result, on pages of an earlier result of its size that is gone."""
-        size = dtype.itemsize
-        for n in shape:
-            size *= n
+        size = dtype.itemsize * math.prod(shape)
         if self.device.type != "cpu" or _uses is None or size == 0:
             return torch.empty(tuple(shape), dtype=dtype, device=self.device)
         block = next((b for b in self.results if b.numel() == size and free(b)), None)

@@ -12,7 +12,7 @@ from ..placements import Experts
 from ..show._drawing import many
 from ._geometry import capacities, round_up
 from ._plan import CommPlan
-from ._tables import Array
+from ._policy import Array
 
 Row: TypeAlias = tuple[int, ...]
 BREAK_EVEN = 1000.0

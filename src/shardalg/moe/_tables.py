@@ -7,15 +7,13 @@ walks routes in Python. Names: e expert, d destination rank, s source rank, c co
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from .._errors import LimitError
 from ._geometry import INT32_MIN, Geometry, capacities, round_up
-from ._policy import checked_alloc, remote_experts
-
-Array: TypeAlias = np.ndarray[Any, Any]
+from ._policy import Array, checked_alloc, remote_experts
 
 
 @dataclass(frozen=True)

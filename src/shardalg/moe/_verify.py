@@ -12,7 +12,7 @@ from .._errors import InvalidMapError
 from ..ops import Answer
 from ._geometry import INT32_MIN
 from ._plan import LEAVES, CommPlan, check_shapes
-from ._tables import Array
+from ._policy import Array
 
 SHARED = ("experts_to_copy", "counts", "alloc")
 Check = tuple[bool, str, Any]
