@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 from ._errors import InvalidMapError, LimitError
 from ._struct import struct
 
@@ -18,8 +20,8 @@ class Limits:
     branches of the exact integer solver, a few seconds per million), ``copies`` of one plan and
     ``plan_bytes`` (bytes the plan keeps). Exceeding one raises; nothing is ever truncated.
 
-    >>> Limits(copies=1000).copies
-    1000
+    >>> Limits(), Limits(copies=1000).copies, Limits(steps=10)
+    (Limits(), 1000, Limits(steps=10))
     """
 
     pieces: int = 1 << 23
@@ -32,6 +34,11 @@ class Limits:
         for name, value in vars(self).items():
             if not isinstance(value, int) or isinstance(value, bool) or value < 0:
                 raise InvalidMapError(f"Limits.{name} must be a non-negative int, got {value!r}")
+
+    def __repr__(self) -> str:
+        """The bounds that are not the usual ones."""
+        changed = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        return f"Limits({', '.join(f'{name}={bound}' for name, bound in changed.items())})"
 
     def hold(self, name: str, found: int) -> None:
         """Raise ``LimitError`` if ``found`` exceeds the bound called ``name``."""

@@ -205,10 +205,18 @@ def test_scaled_copies_travel_in_the_source_dtype():
 def test_programs_print_their_messages():
     program = sa.schedule(sa.plan(rows(2, (2, 2)), columns(2, (2, 2))), dtypes="uint8")
     assert str(program).splitlines() == [
-        "<Program of 1 rounds, 2 bytes on the wire>",
+        "<Program of 1 round, 2 bytes on the wire>",
         "round 0: 0->1 1 B, 1->0 1 B",
     ]
     assert str(sa.Round(())) == "nothing"
+
+
+def test_a_program_without_dtypes_says_what_it_assumes():
+    """480 bytes of float32 are not 960: the width stands beside the count."""
+    plan = sa.plan(rows(2, (2, 2)), columns(2, (2, 2)))
+    assert repr(sa.schedule(plan)) == "<Program of 1 round, 16 bytes on the wire at 8 bytes an element>"
+    bound = repr(sa.schedule(plan, max_bytes=64))
+    assert bound == "<Program of 1 round, 16 bytes on the wire at 8 bytes an element, max_bytes=64>"
 
 
 def test_equal_layouts_send_nothing():

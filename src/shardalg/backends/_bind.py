@@ -37,7 +37,7 @@ def bind(ctx: Context, plan: Runnable, *, dtypes: Any = None) -> Bound:
     >>> from shardalg import backends, layout, plan, Split
     >>> ctx = backends.simulate(2)
     >>> bind(ctx, plan(layout((4,), Split(0), ranks=2), layout((4,), Split(0), ranks=1)))
-    Bound(program=<Program of 1 rounds, 16 bytes on the wire>)
+    Bound(program=<Program of 1 round, 16 bytes on the wire at 8 bytes an element>)
     """
     check_context(ctx)
     return stamped(ctx.in_turn(lambda: _agreed(ctx, plan, dtypes)), ctx._owner)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .._errors import InvalidMapError
@@ -13,7 +13,7 @@ from ..maps._space import as_int, as_shape, by_key
 from ._layout import rank_ids
 
 
-def flat_group(shapes: Mapping[str, Any], ranks: Any, align: int = 1) -> AffineMap:
+def flat_group(shapes: Mapping[str, Any], ranks: int | Sequence[int], align: int = 1) -> AffineMap:
     """Many tensors flattened one after the other, padded to a multiple of lcm(align, ranks)
     elements, and cut evenly: one flat box per rank, the end of the buffer is padding.
 

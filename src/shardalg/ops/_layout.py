@@ -12,7 +12,7 @@ from .._errors import InvalidMapError
 from .._limits import Limits, require_limits
 from ..maps import AffineMap, Space
 from ..maps._map import full, known, remember
-from ..maps._space import Shape, as_int, as_shape, listed
+from ..maps._space import IntArray, Shape, as_int, as_shape, listed
 from ..placements import BlockGather, Custom, Experts, Placement
 from ..placements._placements import check_placement
 from ._lower import lower
@@ -26,9 +26,9 @@ Ranks = Any  # a count, a sequence of rank ids, or an array of the mesh's shape
 
 
 def layout(
-    shape: Any,
+    shape: int | Sequence[int],
     placement: Placement | Sequence[Placement],
-    ranks: Ranks = None,
+    ranks: int | Sequence[Any] | IntArray | None = None,
     *,
     mesh: Mapping[str, int] | Sequence[int] | None = None,
     order: Sequence[str | int] | None = None,

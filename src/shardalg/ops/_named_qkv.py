@@ -44,7 +44,7 @@ def head_sizes(total: int, attention: Attention, ranks: int) -> tuple[int, ...]:
 # --- the layouts --------------------------------------------------------------------------
 
 
-def qkv_per_head(shape: Any, attention: Attention, ranks: Any) -> AffineMap:
+def qkv_per_head(shape: int | Sequence[int], attention: Attention, ranks: int | Sequence[int]) -> AffineMap:
     """Rows ordered head by head (q1 k1 v1 q2 k2 v2 ...): consecutive whole heads. Bloom, Falcon.
 
     >>> qkv_per_head((24, 2), Attention(kv_heads=4), 2) == layout((24, 2), Split(0), ranks=2)
@@ -54,7 +54,7 @@ def qkv_per_head(shape: Any, attention: Attention, ranks: Any) -> AffineMap:
     return layout(shape, Split(0, sizes=head_sizes(shape[0], attention, len(labels))), labels)
 
 
-def qkv_by_block(shape: Any, attention: Attention, ranks: Any) -> AffineMap:
+def qkv_by_block(shape: int | Sequence[int], attention: Attention, ranks: int | Sequence[int]) -> AffineMap:
     """All of q, then all of k, then all of v, each cut on its own. GLM, ChatGLM, MPT, Baichuan.
 
     With two key/value heads q has ``attention.hidden`` rows and k and v share the rest; otherwise
@@ -85,7 +85,7 @@ def each_split(axis: int, sizes: Sequence[int], attention: Attention, ranks: int
     return Segments(axis, tuple((n, Split(axis, sizes=head_sizes(n, attention, ranks))) for n in sizes))
 
 
-def qkv_qwen(shape: Any, attention: Attention, ranks: Any) -> AffineMap:
+def qkv_qwen(shape: int | Sequence[int], attention: Attention, ranks: int | Sequence[int]) -> AffineMap:
     """As ``qkv_by_block``, but every rank must hold some query rows: QWen cannot unpack an empty one.
 
     >>> m = qkv_qwen((12, 2), Attention(kv_heads=4), 2)
@@ -103,7 +103,9 @@ def qkv_qwen(shape: Any, attention: Attention, ranks: Any) -> AffineMap:
     return layout(shape, placement, labels)
 
 
-def qkv_codegen(shape: Any, attention: Attention, ranks: Any, *, mp_blocks: int = 4) -> AffineMap:
+def qkv_codegen(
+    shape: int | Sequence[int], attention: Attention, ranks: int | Sequence[int], *, mp_blocks: int = 4
+) -> AffineMap:
     """``mp_blocks`` blocks of q, k and v rows, each third cut over the ranks, dealt out in order.
 
     Rank r holds ``mp_blocks`` consecutive (block, part) pairs, of each pair q, k and v. At one rank
@@ -154,7 +156,7 @@ def _check_codegen(shape: Shape, attention: Attention, ranks: int, mp_blocks: in
         )
 
 
-def qkv_bigcode(shape: Any, attention: Attention, ranks: Any) -> AffineMap:
+def qkv_bigcode(shape: int | Sequence[int], attention: Attention, ranks: int | Sequence[int]) -> AffineMap:
     """``attention.hidden`` query rows cut, the key/value rows below them on every rank. GPTBigCode.
 
     >>> m = qkv_bigcode((12, 4), Attention(hidden=8), 2)
@@ -169,7 +171,7 @@ def qkv_bigcode(shape: Any, attention: Attention, ranks: Any) -> AffineMap:
     return layout(shape, Segments(0, ((query, cut), (shape[0] - query, Replicate()))), labels)
 
 
-def qkv_phi3(shape: Any, attention: Attention, ranks: Any) -> AffineMap:
+def qkv_phi3(shape: int | Sequence[int], attention: Attention, ranks: int | Sequence[int]) -> AffineMap:
     """q, then k, then v, where k and v have ``kv_heads`` heads of ``columns / heads`` rows. Phi-3.
 
     >>> m = qkv_phi3((16, 8), Attention(heads=4, kv_heads=2), 2)
@@ -226,7 +228,9 @@ def named_qkv(block: str, table: Mapping[str, Named] = NAMED) -> Named:
 # --- key/value heads and value heads ------------------------------------------------------
 
 
-def grouped_query(shape: Any, attention: Attention, ranks: Any, *, axis: int = 0) -> AffineMap:
+def grouped_query(
+    shape: int | Sequence[int], attention: Attention, ranks: int | Sequence[int], *, axis: int = 0
+) -> AffineMap:
     """Key or value rows in whole heads, also when there are more ranks than heads.
 
     With ``ranks`` a multiple of ``kv_heads`` rank r holds head ``r // (ranks / kv_heads)`` whole;
@@ -247,7 +251,9 @@ def grouped_query(shape: Any, attention: Attention, ranks: Any, *, axis: int = 0
     return layout(shape, BlockGather(axis, max(size, 1), ids if size else dict.fromkeys(labels, ())))
 
 
-def shared_qk_value(shape: Any, attention: Attention, ranks: Any, *, axis: int = 0) -> AffineMap:
+def shared_qk_value(
+    shape: int | Sequence[int], attention: Attention, ranks: int | Sequence[int], *, axis: int = 0
+) -> AffineMap:
     """Yuan's value heads: for every second query head of a rank the head of half its number, then the
     same heads of the second half. ``axis=0`` is v_proj (weight or bias), ``axis=1`` o_proj's weight.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any
 
 from .._errors import InvalidMapError
 from ..maps import AffineMap, Piece, Side, Space
@@ -20,7 +19,14 @@ ORDERS = ("gate_up_first", "hidden_first")
 PARTS = ("gate", "up", "down")
 
 
-def gate_up(shape: Any, ranks: Any, *, cut: str = "before", axis: int = 0, grain: int = 1) -> AffineMap:
+def gate_up(
+    shape: int | Sequence[int],
+    ranks: int | Sequence[int],
+    *,
+    cut: str = "before",
+    axis: int = 0,
+    grain: int = 1,
+) -> AffineMap:
     """A gate half and an up half fused along ``axis``.
 
     ``cut="before"``: each half is cut and a rank holds its gate rows, then its up rows;
@@ -42,7 +48,7 @@ def gate_up(shape: Any, ranks: Any, *, cut: str = "before", axis: int = 0, grain
     return layout(shape, each_split(axis, (half, half), widths, len(labels)), labels)
 
 
-def expert_part(shape: Any, part: str, order: str = "gate_up_first") -> AffineMap:
+def expert_part(shape: int | Sequence[int], part: str, order: str = "gate_up_first") -> AffineMap:
     """One of the packed expert weights as a map from its own logical tensor into the fused source.
 
     ``part`` "gate" (w1) and "up" (w3) are ``[experts, ffn, hidden]`` inside a source of ``[experts, 2 * ffn,
@@ -73,7 +79,12 @@ def expert_part(shape: Any, part: str, order: str = "gate_up_first") -> AffineMa
 
 
 def packed_experts(
-    shape: Any, experts: Experts, part: str, ranks: Any = None, *, order: str = "gate_up_first"
+    shape: int | Sequence[int],
+    experts: Experts,
+    part: str,
+    ranks: int | Sequence[int] | None = None,
+    *,
+    order: str = "gate_up_first",
 ) -> AffineMap:
     """The packed weights that each expert-parallel rank holds, as a layout of the fused source.
 
@@ -88,7 +99,9 @@ def packed_experts(
     return simplify(compose(inside, layout(packed, experts, ranks)))
 
 
-def padded_vocabulary(shape: Any, ranks: Any, *, height: int, axis: int = 0) -> AffineMap:
+def padded_vocabulary(
+    shape: int | Sequence[int], ranks: int | Sequence[int], *, height: int, axis: int = 0
+) -> AffineMap:
     """A vocabulary padded to ``height`` rows and cut evenly; the padding is nobody's element.
 
     >>> m = padded_vocabulary((13, 2), 4, height=16)
@@ -105,7 +118,7 @@ def padded_vocabulary(shape: Any, ranks: Any, *, height: int, axis: int = 0) -> 
     return simplify(along_axis(shape, axis % len(shape), labels, [each] * len(labels), runs))
 
 
-def predivided_bias(shape: Any, ranks: Any) -> AffineMap:
+def predivided_bias(shape: int | Sequence[int], ranks: int | Sequence[int]) -> AffineMap:
     """A bias that every rank holds divided by their number, so that the sum of outputs adds it once.
 
     >>> predivided_bias((4,), 3).pieces_of(2)[0].scale
@@ -115,7 +128,7 @@ def predivided_bias(shape: Any, ranks: Any) -> AffineMap:
     return layout(shape, Replicate(Fraction(1, len(labels))), labels)
 
 
-def context_parallel(shape: Any, ranks: Any, *, axis: int = 0) -> AffineMap:
+def context_parallel(shape: int | Sequence[int], ranks: int | Sequence[int], *, axis: int = 0) -> AffineMap:
     """Load-balanced causal context: the axis in 2P chunks, rank r holds chunks r and 2P-1-r.
 
     >>> context_parallel((8,), 2).pieces_of(0)
@@ -129,12 +142,12 @@ def context_parallel(shape: Any, ranks: Any, *, axis: int = 0) -> AffineMap:
 
 
 def block_cyclic(
-    shape: Any,
+    shape: int | Sequence[int],
     grid: Sequence[int],
     blocks: Sequence[int],
     *,
     first: Sequence[int] = (0, 0),
-    ranks: Any = None,
+    ranks: int | Sequence[int] | None = None,
 ) -> AffineMap:
     """ScaLAPACK's matrices: blocks of ``blocks[k]`` dealt out along axis k over ``grid[k]`` ranks,
     starting with position ``first[k]``; ranks are row-major in the grid.

@@ -38,8 +38,8 @@ ULPS = 4
 
 def probe(
     partition: Callable[..., Any],
-    shape: Any,
-    ranks: Any,
+    shape: int | Sequence[int],
+    ranks: int | Sequence[int],
     *,
     like: str = "torch",
     dtype: str | None = None,

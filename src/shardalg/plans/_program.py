@@ -128,7 +128,9 @@ class Program:
     def __repr__(self) -> str:
         bound = "" if self.max_bytes is None else f", max_bytes={self.max_bytes}"
         relay = ", relay" if self.relay else ""
-        return f"<Program of {len(self.rounds)} rounds, {self.wire_bytes} bytes on the wire{bound}{relay}>"
+        rounds = f"{len(self.rounds)} round{'s' * (len(self.rounds) != 1)}"
+        assumed = "" if self.dtypes is not None else f" at {ASSUMED_ITEMSIZE} bytes an element"
+        return f"<Program of {rounds}, {self.wire_bytes} bytes on the wire{assumed}{bound}{relay}>"
 
     def __str__(self) -> str:
         return "\n".join([repr(self), *(f"round {k}: {r}" for k, r in enumerate(self.rounds))])
