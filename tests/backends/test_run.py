@@ -596,3 +596,24 @@ def test_threads_of_one_process_take_turns(world):
         return len(results)
 
     assert world(4, rank).good() == [3] * 4
+
+
+@pytest.mark.parametrize(
+    "shards, said",
+    [
+        ([torch.zeros(2, 2)], "must be a torch tensor, got list; give {rank: tensor}"),
+        ({0: None, 1: None}, "must be a torch tensor, got NoneType"),
+        (
+            {0: torch.zeros(4, 4), 1: torch.zeros(2, 4)},
+            r"that is the full tensor, extract\(layout, full\) cuts it",
+        ),
+        ({0: torch.zeros(2, 4)}, r"no shard of rank 1 in shards, which has \[0\]"),
+    ],
+)
+def test_what_is_no_shard_is_refused_at_the_first_run(shards, said):
+    """Before dtypes are agreed on."""
+    a, b = (sa.layout((4, 4), sa.Split(axis), ranks=2) for axis in (0, 1))
+    ctx = sa.backends.simulate(2)
+    bound = sa.bind(ctx, sa.plan(a, b))
+    with pytest.raises(sa.InvalidMapError, match=said):
+        sa.run(ctx, bound, shards)

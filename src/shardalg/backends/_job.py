@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -12,7 +12,7 @@ from .._errors import InvalidMapError, LimitError, UnsupportedError
 from .._limits import Budget, Limits
 from ..maps import Box
 from ..maps._meet import Blocks, meet
-from ..maps._space import describe_key
+from ..maps._space import Shape, describe_key
 from ..plans import Entry, Program
 from ..plans._dtypes import UNSCALABLE, dtype_name, lossy
 from ._context import Context
@@ -87,7 +87,9 @@ class Job:
         ):  # fmt: skip
             for s in seats if given else ():
                 where = f"{what if single else f'{what}[{s.name!r}]'} of rank {s.box.rank}"
-                _check_tensor(given[s.key], s.box, where, device)
+                entry = self.program.plan.entries[s.key[0]].plan
+                whole = (entry.source if what == "shards" else entry.target).codomain.boxes
+                _check_tensor(given[s.key], s.box, where, device, [b.shape for b in whole])
                 if what == "out":
                     _check_own_memory(given[s.key], where)
         _check_overlap(self.shards, self.results)
@@ -201,12 +203,12 @@ def _find(given: Shards, seat: Seat, single: bool, what: str) -> torch.Tensor:
     at, b = given, seat.box
     if not single:
         if not isinstance(at, Mapping) or seat.name not in at:
-            raise InvalidMapError(f"{what} has no tensor {seat.name!r}")
+            raise InvalidMapError(f"no tensor {seat.name!r} in {what}")
         at = at[seat.name]
     if isinstance(at, Mapping):
         if b.rank not in at:
             where = what if single else f"{what}[{seat.name!r}]"
-            raise InvalidMapError(f"{where} has no shard of rank {b.rank}; it has {sorted(at)}")
+            raise InvalidMapError(f"no shard of rank {b.rank} in {where}, which has {sorted(at)}")
         at = at[b.rank]
     if isinstance(at, Mapping):
         if seat.inner not in at:
@@ -224,11 +226,15 @@ def _signature(tensors: Iterable[Any]) -> list[Any] | None:
         return None
 
 
-def _check_tensor(x: Any, b: Box, where: str, device: torch.device) -> None:
+def _check_tensor(x: Any, b: Box, where: str, device: torch.device, whole: Sequence[Shape]) -> None:
     if not isinstance(x, torch.Tensor):
-        raise InvalidMapError(f"{where} must be a torch tensor, got {type(x).__name__}")
+        raise InvalidMapError(
+            f"{where} must be a torch tensor, got {type(x).__name__}; give {{rank: tensor}}, for a"
+            " tree {name: {rank: tensor}}"
+        )
     if tuple(x.shape) != b.shape:
-        raise InvalidMapError(f"{where} has shape {tuple(x.shape)}, the layout says {b.shape}")
+        full = "; that is the full tensor, extract(layout, full) cuts it" if tuple(x.shape) in whole else ""
+        raise InvalidMapError(f"{where} has shape {tuple(x.shape)}, the layout says {b.shape}{full}")
     if x.layout != torch.strided:
         raise UnsupportedError(f"{where} is {x.layout}; only strided tensors can be moved")
     if x.device.type != device.type or (device.index is not None and x.device.index != device.index):
