@@ -7,13 +7,12 @@ layout are read without the rest. Offsets here are bytes from the start of the f
 from __future__ import annotations
 
 import json
+import math
 import mmap
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from .._errors import InvalidMapError, UnsupportedError
 from .._struct import struct
@@ -143,7 +142,7 @@ def _entry(path: Any, name: str, value: Any, start: int) -> Entry:
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(_is_count(x) for x in offsets):
         raise InvalidMapError(f"{path}: {name!r} has data_offsets {offsets!r}, not two counts of bytes")
     begin, end = offsets
-    wanted = width * int(np.prod([*shape, 1], dtype=object))
+    wanted = width * math.prod(shape)
     if end - begin != wanted:
         raise InvalidMapError(
             f"{path}: {name!r} of shape {shape} and dtype {dtype} needs {wanted} bytes,"
@@ -215,7 +214,7 @@ def lay_out(
     ordered = sorted(tensors, key=lambda t: (-SIZES[t[1]], t[0]))
     entries, at = [], 0
     for name, dtype, shape in ordered:
-        size = SIZES[dtype] * int(np.prod([*shape, 1], dtype=object))
+        size = SIZES[dtype] * math.prod(shape)
         entries.append(Entry(name, dtype, shape, at, at + size))
         at += size
     plain = TensorFile(str(path), tuple(entries), tuple(sorted((metadata or {}).items())))

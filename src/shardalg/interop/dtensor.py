@@ -24,7 +24,7 @@ from ..maps._space import IntArray, Shape, as_shape, row_major
 from ..ops import check_layout, equivalent, layout, plan, sharded
 from ..placements import Placement, Split, StridedSplit
 from ..placements import Replicate as Whole
-from ..placements._placements import check_placement
+from ..placements._placements import as_placement
 
 Mesh: TypeAlias = Any  # a DeviceMesh, an array of ranks, or a tuple of sizes
 _Lists: TypeAlias = tuple[IntArray, ...] | None  # indices along each axis; None where there are no elements
@@ -69,7 +69,7 @@ def _ours(p: Any) -> Placement:
         return Split(p.dim)
     if isinstance(p, Replicate):
         return Whole()
-    check_placement(p)  # names pending sums and whatever else it is
+    as_placement(p)  # names pending sums and whatever else it is
     raise InvalidMapError(f"expected a placement of torch (Shard, Replicate, _StridedShard), got {p!r}")
 
 

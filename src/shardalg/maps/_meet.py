@@ -169,13 +169,14 @@ class Digits(NamedTuple):
 
 
 def chain_digits(x: Blocks, chain: list[int]) -> Digits:
-    """Write each block in the mixed radix of the chain."""
+    """Write each block in the mixed radix of the chain.
+
+    An axis steps in the highest digit that divides its stride. There it *fits*, or it *wraps*: it starts in
+    the first step and takes whole laps of the digit, and goes on in the digits above once per lap. An axis
+    that does neither, or a second one in a digit, makes the block no product.
+    """
     levels, n, width = len(chain), len(x.box), len(x.pay_offset)
-    start = np.empty((levels, n), np.int64)
-    rest = x.offset
-    for k in range(levels - 1, 0, -1):
-        start[k], rest = np.divmod(rest, chain[k])
-    start[0] = rest
+    start = _digits_of(x.offset, chain)
     step, count = np.ones((levels, n), np.int64), np.ones((levels, n), np.int64)
     payload = np.zeros((width, levels, n), np.int64)
     product = np.ones(n, bool)
@@ -205,11 +206,23 @@ def chain_digits(x: Blocks, chain: list[int]) -> Digits:
             stride = np.where(here, stride * take, stride)
             left = np.where(here, left // np.maximum(take, 1), left)
         product &= left == 1
-    idle = (x.strides > 0) | (x.shape == 1)
-    free = np.flatnonzero(~idle.all(axis=1))
-    free_shape = np.where(idle[free], 1, x.shape[free])
-    free_payload = np.where(idle[free], 0, x.pay_strides[:, free])
-    return Digits(start, step, count, payload, free_shape, free_payload, product)
+    return Digits(start, step, count, payload, *_free_axes(x), product)
+
+
+def _digits_of(offset: IntArray, chain: list[int]) -> IntArray:
+    """``[digits, n]``: addresses in the mixed radix of the chain, its units first."""
+    digits = np.empty((len(chain), len(offset)), np.int64)
+    for k in range(len(chain) - 1, 0, -1):
+        digits[k], offset = np.divmod(offset, chain[k])
+    digits[0] = offset
+    return digits
+
+
+def _free_axes(x: Blocks) -> tuple[IntArray, IntArray]:
+    """Extents and payload strides of the axes that stand still (stride 0) in some block."""
+    moves = (x.strides > 0) | (x.shape == 1)
+    free = np.flatnonzero(~moves.all(axis=1))
+    return np.where(moves[free], 1, x.shape[free]), np.where(moves[free], 0, x.pay_strides[:, free])
 
 
 Row = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int, tuple[int, ...]]

@@ -63,7 +63,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Side:
+class End:
     """One end of a list of routes by peer: ``count`` [R], and per route whether it shares the row before."""
 
     count: Array
@@ -80,9 +80,9 @@ def table(
     sizes: tuple[int, int],
     item: Array,
     order: Array,
-    out: Side,
+    out: End,
     slot: Array,
-    into: Side,
+    into: End,
     device: torch.device,
 ) -> Table:
     """The table of routes ``item -> slot`` among ``sizes`` = (items, slots).

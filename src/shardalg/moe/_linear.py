@@ -16,7 +16,7 @@ import torch
 
 from ._buffer import Buffer, admit
 from ._index import Table, as_bytes, sum_rows
-from ._transport import Parcel
+from ._transport import Bundle
 
 Tensors: TypeAlias = tuple[torch.Tensor, ...]
 Finish: TypeAlias = Callable[[], Tensors]
@@ -152,8 +152,8 @@ class _Outward:
             torch.index_select(as_bytes(r), 0, t.pick[: t.out_rows], out=wire[:, low:high])
             torch.index_select(as_bytes(r), 0, t.pick[t.out_rows :], out=own[:, low:high])
         self.landed[-1] = 0
-        self.send = parcel(wire, t.sent)
-        self.receive = parcel(self.landed[: t.in_rows], t.received)
+        self.send = bundle(wire, t.sent)
+        self.receive = bundle(self.landed[: t.in_rows], t.received)
 
     def land(self) -> list[torch.Tensor]:
         outs = []
@@ -186,8 +186,8 @@ class _Homeward:
         for (low, high), x, d in zip(self.columns, xs, self.wires):
             self._sum(flat(x, t.slots), d, 0, wire[:, low:high])
             self._sum(flat(x, t.slots), d, t.in_rows, self.landed[t.out_rows :, low:high])
-        self.send = parcel(wire, t.received)
-        self.receive = parcel(self.landed[: t.out_rows], t.sent)
+        self.send = bundle(wire, t.received)
+        self.receive = bundle(self.landed[: t.out_rows], t.sent)
 
     def _sum(self, rows: torch.Tensor, wire: torch.dtype, low: int, into: torch.Tensor) -> None:
         """Arrivals from ``low`` on: their slots added, rounded to ``wire``, written as bytes."""
@@ -235,9 +235,9 @@ def staged(buffer: Buffer, rows: int, width: int) -> tuple[torch.Tensor, torch.T
     return block, block[: rows * width].view(rows, width)
 
 
-def parcel(rows: torch.Tensor, count: Sequence[int]) -> Parcel:
+def bundle(rows: torch.Tensor, count: Sequence[int]) -> Bundle:
     """Rows of bytes for the exchange, ``count`` of them per peer."""
-    return Parcel(rows.reshape(-1), tuple(n * rows.shape[1] for n in count))
+    return Bundle(rows.reshape(-1), tuple(n * rows.shape[1] for n in count))
 
 
 def _by_rank(operator: Operator, xs: Sequence[torch.Tensor]) -> list[tuple[Table, Sequence[torch.Tensor]]]:

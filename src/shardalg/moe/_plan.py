@@ -15,7 +15,7 @@ from .._errors import InvalidMapError, ProvenanceError, UnsupportedError
 from .._struct import NAMESPACE, leaf
 from ..backends._torch_pytree import register_in_torch
 from ._geometry import Geometry
-from ._index import Side, Table, table
+from ._index import End, Table, table
 from ._policy import Array
 
 
@@ -264,8 +264,8 @@ def _routing_table(s: Seal, *, merged: bool) -> Table:
     dst, slots = s.host["dst"], s.host["recv_slots"]
     items = s.scalar("S_r") if merged else len(dst)
     item = np.repeat(np.arange(items, dtype=np.int32), K if merged else 1)
-    out = Side(s.host["send_routes"], (dst[s.order] < 0) & merged)
-    into = Side(s.host["recv_routes"], (slots < 0) & merged)
+    out = End(s.host["send_routes"], (dst[s.order] < 0) & merged)
+    into = End(s.host["recv_routes"], (slots < 0) & merged)
     slot = slots ^ -(slots < 0).astype(np.int32)
     return table(rank, (items, s.scalar("NvS")), item, s.order, out, slot, into, s.device)
 
@@ -282,8 +282,8 @@ def _copies_table(s: Seal) -> Table:
     order[number] = np.arange(len(number))
     mine = np.flatnonzero(home[rank] >= 0)
     mine = mine[np.argsort(home[rank, mine], kind="stable")]
-    out = Side(np.bincount(to, minlength=R), np.zeros(len(to), bool))
-    into = Side(np.bincount(home[rank, mine], minlength=R), np.zeros(len(mine), bool))
+    out = End(np.bincount(to, minlength=R), np.zeros(len(to), bool))
+    into = End(np.bincount(home[rank, mine], minlength=R), np.zeros(len(mine), bool))
     return table(rank, (epn, s.scalar("B")), expert[number], order, out, mine, into, s.device)
 
 

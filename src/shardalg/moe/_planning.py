@@ -25,7 +25,7 @@ from ._tables import (
     segments,
     share,
 )
-from ._transport import Parcel
+from ._transport import Bundle
 
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
@@ -96,18 +96,18 @@ def _exchange_slots(buffer: Buffer, routes: Sequence[Routes], counts: Sequence[A
         after = before + int(mine.sent[rank])
         code = np.concatenate([mine.code[:before], mine.code[after:]])
         landing = np.empty(int(wanted[away].sum()), np.int32)
-        sends.append(_parcel(code, mine.sent * away, buffer.device))
-        receives.append(_parcel(landing, wanted * away, buffer.device))
+        sends.append(_bundle(code, mine.sent * away, buffer.device))
+        receives.append(_bundle(landing, wanted * away, buffer.device))
         into.append((landing, int(wanted[:rank].sum()), mine.code[before:after]))
     if buffer.geometry.R > 1:
         buffer.transport.exchange(sends, receives)()
-    found = [parcel.data.cpu().numpy().view(np.int32) for parcel in receives]
+    found = [bundle.data.cpu().numpy().view(np.int32) for bundle in receives]
     return [np.concatenate([f[:at], own, f[at:]]) for f, (_, at, own) in zip(found, into)]
 
 
-def _parcel(codes: Array, count: Array, device: torch.device) -> Parcel:
+def _bundle(codes: Array, count: Array, device: torch.device) -> Bundle:
     data = torch.from_numpy(np.ascontiguousarray(codes).view(np.uint8)).to(device)
-    return Parcel(data, tuple((count * 4).tolist()))
+    return Bundle(data, tuple((count * 4).tolist()))
 
 
 def _plan(buffer: Buffer, shared: Shared, rank: int, mine: Routes, counts: Array, slots: Array) -> CommPlan:

@@ -49,13 +49,13 @@ class Transport(Protocol):
         """Every rank's integers, by rank; all rows have one length."""
         ...
 
-    def exchange(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Wait:
+    def exchange(self, sends: Sequence[Bundle], receives: Sequence[Bundle]) -> Wait:
         """Starts one all-to-all of bytes; the returned function completes it."""
         ...
 
 
 @dataclass(frozen=True)
-class Parcel:
+class Bundle:
     """Contiguous ``uint8`` data of one rank and how many bytes of it belong to each peer."""
 
     data: torch.Tensor
@@ -77,7 +77,7 @@ class Solo:
     def all_gather(self, mine: Sequence[Sequence[int]]) -> list[list[int]]:
         return [list(mine[0])]
 
-    def exchange(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Wait:
+    def exchange(self, sends: Sequence[Bundle], receives: Sequence[Bundle]) -> Wait:
         return nothing
 
 
@@ -97,7 +97,7 @@ class Simulated:
         self.counters.gathers += self.size > 1
         return [list(row) for row in mine]
 
-    def exchange(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Wait:
+    def exchange(self, sends: Sequence[Bundle], receives: Sequence[Bundle]) -> Wait:
         count(self.counters, sends, self.size)
         parts = [torch.split(send.data, list(send.splits)) for send in sends]
         for d, receive in enumerate(receives):
@@ -131,7 +131,7 @@ class Grouped:
         _wait(self.group.allgather([rows], [row]))
         return [r.tolist() for r in rows]
 
-    def exchange(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Wait:
+    def exchange(self, sends: Sequence[Bundle], receives: Sequence[Bundle]) -> Wait:
         count(self.counters, sends, self.size)
         if self.size == 1:
             return nothing
@@ -167,7 +167,7 @@ class Lent:
         said = self.context.gather({r: as_bytes(row) for r, row in zip(self.context.ranks, mine)})
         return [list(struct.unpack(f"<{len(said[p]) // 8}q", said[p])) for p in self.context.peers]
 
-    def exchange(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Wait:
+    def exchange(self, sends: Sequence[Bundle], receives: Sequence[Bundle]) -> Wait:
         count(self.counters, sends, self.size)
         if self.size == 1:
             return nothing
@@ -213,7 +213,7 @@ def as_bytes(row: Sequence[int]) -> bytes:
     return struct.pack(f"<{len(row)}q", *row)
 
 
-def count(counters: Counters, sends: Sequence[Parcel], size: int) -> None:
+def count(counters: Counters, sends: Sequence[Bundle], size: int) -> None:
     """One exchange more, unless there is nobody to talk to."""
     counters.exchanges += size > 1
     counters.bytes_sent += sum(sum(send.splits) for send in sends)

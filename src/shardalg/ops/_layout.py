@@ -14,7 +14,7 @@ from ..maps import AffineMap, Space
 from ..maps._map import full, known, remember
 from ..maps._space import IntArray, Shape, as_int, as_shape, listed
 from ..placements import BlockGather, Custom, Experts, Placement
-from ..placements._placements import check_placement
+from ..placements._placements import as_placement
 from ._lower import lower
 from ._nest import nest
 from ._questions import is_single_valued
@@ -52,13 +52,11 @@ def layout(
     shape = as_shape(shape)
     if isinstance(placement, (list, tuple)):
         return _on_mesh(shape, placement, ranks, mesh, order, limits)
-    check_placement(placement)
-    assert isinstance(placement, Placement)
+    one = as_placement(placement)
     require_limits(limits)
     if mesh is not None or order is not None:
         raise InvalidMapError("mesh= and order= need one placement per axis: pass a list of placements")
-    labels = _labels(placement, ranks)
-    return _finished(lower(placement, shape, labels, limits))
+    return _finished(lower(one, shape, _labels(one, ranks), limits))
 
 
 def _finished(m: AffineMap) -> AffineMap:
@@ -121,14 +119,12 @@ def _on_mesh(
     order: Sequence[str | int] | None,
     limits: Limits,
 ) -> AffineMap:
-    for p in placements:
-        check_placement(p)
+    """Cut axis after axis, with ranks numbered in that order; renamed in the end."""
+    placements = [as_placement(p) for p in placements]
     names, sizes = _mesh(placements, ranks, mesh)
     grid = _grid(sizes, ranks)
     cut_first = _order(names, order)
-    # Nest in cutting order with ranks in that order, then rename.
-    whole = remember(_whole(shape), single_valued=True, injective=True)
-    current = whole
+    current = _whole(shape)
     for axis in cut_first:
         current = _cut_again(current, placements[axis], sizes[axis], limits)
     in_cut_order = grid.transpose(cut_first).reshape(-1).tolist()
@@ -138,10 +134,13 @@ def _on_mesh(
 def _whole(shape: Shape) -> AffineMap:
     """Rank 0 holds all."""
     logical = Space.logical(shape)
-    return AffineMap(Space.shards({0: shape}), logical, full(logical).table)
+    m = AffineMap(Space.shards({0: shape}), logical, full(logical).table)
+    return remember(m, single_valued=True, injective=True)
 
 
 def _cut_again(outer: AffineMap, placement: Placement, count: int, limits: Limits) -> AffineMap:
+    """Each shard cut over ``count`` ranks; part i of rank r is rank ``r * count + i``. Shards of one shape
+    are cut once."""
     labels = tuple(range(count))
     inner: dict[Shape, AffineMap] = {}
     for r in outer.ranks:

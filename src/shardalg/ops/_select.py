@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -179,7 +180,9 @@ class Balanced:
         raise AssertionError("plan cuts regions for this selector instead of asking it")
 
 
-SELECTORS: Mapping[str, Selector] = {"stay": Stay(), "lowest": Lowest(), "balanced": Balanced()}
+SELECTORS: Mapping[str, Selector] = MappingProxyType(
+    {"stay": Stay(), "lowest": Lowest(), "balanced": Balanced()}
+)
 
 SelectLike: TypeAlias = "str | Selector | Callable[[Request], int]"
 

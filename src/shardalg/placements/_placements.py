@@ -90,7 +90,7 @@ class Segments(Placement):
         for size, inner in parts:
             if size < 0:
                 raise InvalidMapError(f"a segment has the negative size {size}")
-            check_placement(inner)
+            as_placement(inner)
         object.__setattr__(self, "parts", parts)
 
 
@@ -226,10 +226,10 @@ OF_TORCH = {
 }
 
 
-def check_placement(placement: Any) -> None:
-    """Raise for what is no placement, naming partial sums and those of torch."""
+def as_placement(placement: Any) -> Placement:
+    """The placement given; what is none is refused, partial sums and those of torch by name."""
     if isinstance(placement, Placement):
-        return
+        return placement
     name = type(placement).__name__
     if type(placement).__module__.startswith("torch.") and name in OF_TORCH:
         ours = OF_TORCH[name].format(placement)
@@ -237,7 +237,7 @@ def check_placement(placement: Any) -> None:
             f"{placement!r} is a placement of torch: write shardalg.{ours}, or read whole layouts with"
             " shardalg.interop.dtensor.from_placements(shape, mesh, placements)"
         )
-    if "partial" in type(placement).__name__.lower():
+    if "partial" in name.lower():
         raise InvalidMapError(
             f"{placement!r} is a pending sum, not a layout: reduce first, then describe the result"
         )

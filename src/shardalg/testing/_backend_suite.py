@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -259,7 +260,7 @@ def only_its_own_plans_run(ctx: Context) -> None:
     given = _mine(ctx, extract(layouts["rows"], _full()))
     before = _said(ctx)
     for foreign in (copy.copy(bound), copy.deepcopy(bound), backends.Bound(bound.program)):
-        _refused(ProvenanceError, lambda foreign=foreign: backends.run(ctx, foreign, given))  # type: ignore[misc]
+        _refused(ProvenanceError, partial(backends.run, ctx, foreign, given))
     assert _said(ctx) == before
     backends.run(ctx, bound.clone(), given)
 

@@ -14,7 +14,7 @@ from .. import backends
 from ..maps import AffineMap
 from ..ops import compose, equivalent, explain, extract, identity, layout, nest, plan, rebuild
 from ..plans import TransferPlan
-from ._strategies import _anywhere, layouts, shapes
+from ._strategies import anywhere, layouts, shapes
 
 MAX_RANKS = 6  # cutting shards again doubles them
 
@@ -74,7 +74,7 @@ class ReshardMachine(RuleBasedStateMachine):
 
     @staticmethod
     def _halves(data: DataObject, shape: tuple[int, ...]) -> AffineMap:
-        return layout(shape, data.draw(_anywhere(shape)), ranks=2)
+        return layout(shape, data.draw(anywhere(shape)), ranks=2)
 
     @rule()
     def compose(self) -> None:

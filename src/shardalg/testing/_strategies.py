@@ -358,7 +358,7 @@ def _layouts(draw: DrawFn, tensor: Shape, ranks: int, scaled: bool) -> AffineMap
         return relabel(made, domain=draw(st.permutations(range(ranks + 2)).map(lambda p: p[:ranks])))
     if kind == "nested":
         shards = {r: made.shard_shape(r) for r in made.ranks}
-        return nest(made, {r: layout(s, draw(_anywhere(s)), ranks=2) for r, s in shards.items()})
+        return nest(made, {r: layout(s, draw(anywhere(s)), ranks=2) for r, s in shards.items()})
     return made
 
 
@@ -400,7 +400,7 @@ def _meshes(draw: DrawFn, tensor: Shape, scaled: bool) -> AffineMap:
     return layout(tensor, parts, mesh=sizes, order=draw(st.permutations(["x", "y"])))
 
 
-def _anywhere(shape: Shape) -> SearchStrategy[Placement]:
+def anywhere(shape: Shape) -> SearchStrategy[Placement]:
     """Placements for a shard of ``shape``, whatever it is."""
     flat = st.builds(Flat, st.integers(1, 3))
     if not shape:
