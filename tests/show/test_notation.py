@@ -63,7 +63,10 @@ def _ranks(label: str, ranks):
 
 
 def _numbers(text: str) -> list[int]:
-    return list(range(*map(int, text.split(":")))) if ":" in text else [int(n) for n in text.split(",")]
+    if ".." not in text:
+        return [int(n) for n in text.split(",")]
+    first, last, *step = map(int, re.split(r"\.\.| by ", text))
+    return list(range(first, last + 1, *step))
 
 
 def _digits(rank: int, weights) -> dict[str, int]:
@@ -159,7 +162,7 @@ def test_names_with_anything_in_them_read_back():
 
 GOLDEN = {
     "[4 ranks x (8,) -> (32,)]  r:[0:8] -> [8r:8r+8]": layout((32,), sa.Split(0), ranks=4),
-    "[3 ranks x (4, 8), 1 rank x (1, 8) -> (13, 8)]  r=0:3:[0:4, 0:8] -> [4r:4r+4, 0:8];"
+    "[3 ranks x (4, 8), 1 rank x (1, 8) -> (13, 8)]  r=0..2:[0:4, 0:8] -> [4r:4r+4, 0:8];"
     " 3:[0, 0:8] -> [12, 0:8]": layout((13, 8), sa.Split(0), ranks=4),
     "[8 ranks x (8, 2) -> (16, 8)]  r=4p+q:[0:8, 0:2] -> [8p:8p+8, 2q:2q+2]": layout(
         (16, 8), [sa.Split(0), sa.Split(1)], mesh={"dp": 2, "tp": 4}
@@ -173,7 +176,12 @@ GOLDEN = {
     "[(3, 4) -> (4, 3)]  [i, j] -> [j, i] (i<3, j<4)": AffineMap.from_pieces(
         Space.logical((3, 4)), Space.logical((4, 3)), [Piece((3, 4), Side(0, (4, 1)), Side(0, (1, 3)))]
     ),
-    "[2 ranks x (4,) -> (8,)]  r:[2i+j] -> [2r+4i+j] (i<2, j<2)": layout((8,), sa.Cyclic(0, 2), ranks=2),
+    "[2 ranks x (4,) -> (8,)]  r:[0:2] -> [2r:2r+2], [2:4] -> [2r+4:2r+6]": layout(
+        (8,), sa.Cyclic(0, 2), ranks=2
+    ),
+    "[2 ranks x (8,) -> (16,)]  r:[2i+j] -> [2r+4i+j] (i<4, j<2)": layout((16,), sa.Cyclic(0, 2), ranks=2),
+    "[2 ranks x (10, 6) -> (20, 6)]  r:[0:5, 0:6] -> [5r:5r+5, 0:6],"
+    " [5:10, 0:6] -> [5r+10:5r+15, 0:6]": sa.gate_up((20, 6), 2),
     "[(3,) -> (9,)]  [i] -> [-4i+8] (i<3)": AffineMap.from_pieces(
         Space.logical((3,)), Space.logical((9,)), [Piece((3,), Side(0, (1,)), Side(8, (-4,)))]
     ),

@@ -18,7 +18,7 @@ from hypothesis import given
 import shardalg as sa
 from shardalg import InvalidMapError, Picture, Side, UnsupportedError, layout, show
 from shardalg.show import _svg as svg
-from shardalg.show._grid import MIXED, ownership, storage
+from shardalg.show._grid import MIXED, Stored, _runs, ownership, storage
 from shardalg.show._legend import ranks_text
 from shardalg.testing import affine_maps, layout_pairs, layouts
 
@@ -294,7 +294,7 @@ def test_text_is_readable_on_every_colour():
 
 GOLDEN = {
     "padded": """\
-[4 ranks x (4, 4) -> (13, 4)]  r=0:3:[0:4, 0:4] -> [4r:4r+4, 0:4]; 3:[0, 0:4] -> [12, 0:4]
+[4 ranks x (4, 4) -> (13, 4)]  r=0..2:[0:4, 0:4] -> [4r:4r+4, 0:4]; 3:[0, 0:4] -> [12, 0:4]
 
 who holds (13, 4): one cell per element
      0 1 2 3
@@ -351,3 +351,18 @@ largest copies:
 @pytest.mark.parametrize("name", GOLDEN)
 def test_golden_texts(name):
     assert show(PICTURED[name]).text == GOLDEN[name]
+
+
+def test_one_picture_says_elements_in_one_way():
+    """A short shard beside long ones is written in runs and coordinates as they are."""
+    text = show(layout((48, 8), sa.Split(0, sizes=(47, 1)), ranks=2)).text
+    last = text.splitlines()[-2:]
+    assert last == ["  rank 0  [0:376] (0,0)..(46,7)", "  rank 1  [0:8] (47,0)..(47,7)"]
+    short = show(layout((3, 2), sa.Split(0, sizes=(2, 1)), ranks=2)).text.splitlines()[-2:]
+    assert short == ["  rank 0  0 1 2 3", "  rank 1  4 5"]
+
+
+def test_single_slots_join_into_runs():
+    cells = [Stored(0, 1, 5, 5), Stored(1, 2, 6, 6), Stored(2, 3, None, None), Stored(3, 4, None, None)]
+    runs = _runs([*cells, Stored(4, 5, 9, 9), Stored(5, 6, 8, 8)])
+    assert [tuple(r) for r in runs] == [(0, 2, 5, 6), (2, 4, None, None), (4, 5, 9, 9), (5, 6, 8, 8)]

@@ -283,6 +283,11 @@ class ShardRows(NamedTuple):
     shown: list[tuple[Box, list[Stored]]]
     left: int
 
+    @property
+    def alone(self) -> bool:
+        """Whether every cell of all of them is one slot."""
+        return all(_alone(cells) for _, cells in self.shown)
+
 
 def _run_edges(blocks: Blocks) -> set[int] | None:
     """The slots where elements stop following each other, or None where they are too many."""
@@ -299,7 +304,26 @@ def _run_edges(blocks: Blocks) -> set[int] | None:
 
 
 def shard_rows(m: AffineMap) -> ShardRows:
-    """All shards, or the first ones and the last."""
+    """All shards, or the first ones and the last; all by single slots, or all by runs of them."""
     count = len(m.domain)
     picked = list(range(count)) if count <= MOST_SHARDS else [*range(MOST_SHARDS - 1), count - 1]
-    return ShardRows([(m.domain.boxes[i], storage(m, i)) for i in picked], count - len(picked))
+    rows = ShardRows([(m.domain.boxes[i], storage(m, i)) for i in picked], count - len(picked))
+    if rows.alone:
+        return rows
+    return rows._replace(shown=[(b, _runs(cells) if _alone(cells) else cells) for b, cells in rows.shown])
+
+
+def _alone(cells: Sequence[Stored]) -> bool:
+    return all(c.high == c.low + 1 for c in cells)
+
+
+def _runs(cells: Sequence[Stored]) -> list[Stored]:
+    """Single slots as runs of elements that follow each other, and of padding."""
+    runs: list[Stored] = []
+    for c in cells:
+        wanted = None if not runs or runs[-1].last is None else runs[-1].last + 1
+        if runs and c.first == wanted:
+            runs[-1] = runs[-1]._replace(high=c.high, last=c.last)
+        else:
+            runs.append(c)
+    return runs

@@ -256,18 +256,18 @@ def storage_drawing(m: AffineMap, rows: ShardRows, legend: Legend) -> Drawing:
             shapes.append(svg.dim(0, y + 12, f"... {rows.left} more shards ...", size=10.5))
             y += 20
         shapes.append(svg.words(0, y + 13, head, size=10.5))
-        shapes.append(moved(_bar(m, b, cells, legend, each), left, y))
+        shapes.append(moved(_bar(m, b, cells, legend, each, rows.alone), left, y))
         y += 22
     return Drawing(shapes, left + most * each, y)
 
 
-def _bar(m: AffineMap, b: Box, cells: Sequence[Stored], legend: Legend, each: float) -> Drawing:
+def _bar(m: AffineMap, b: Box, cells: Sequence[Stored], legend: Legend, each: float, alone: bool) -> Drawing:
     """The slots of one shard; ranks without a colour of their own stay plain."""
     if not cells:
         return Drawing([svg.dim(0, 13, "empty", size=10.5)], 40, 18)
     k = next((k for ranks, k in legend.groups() if b.rank in ranks), None)
-    size = _fitting(str(m.codomain.size - 1), each) if cells[-1].high == len(cells) else 9.5
-    shapes = [shape for c in cells for shape in _slots(m, c, k, each, size)]
+    size = _fitting(str(m.codomain.size - 1), each) if alone else 9.5
+    shapes = [shape for c in cells for shape in _slots(m, c, k, each, size, alone)]
     ends = [c.low * each for c in cells[1:]] if min(c.high - c.low for c in cells) * each >= 3 else []
     d = "".join(f"M{svg.number(x)} 0V18" for x in ends)
     shapes += [svg.path(d, 'stroke="#000000" stroke-opacity="0.4" stroke-width="0.8"')] if d else []
@@ -281,14 +281,14 @@ def _fitting(text: str, width: float) -> float:
     return size if size >= 6.5 else 0.0
 
 
-def _slots(m: AffineMap, c: Stored, k: int | None, each: float, size: float) -> list[str]:
+def _slots(m: AffineMap, c: Stored, k: int | None, each: float, size: float, alone: bool) -> list[str]:
     """One run of slots with what sits in it, where that fits."""
     x, w = c.low * each, (c.high - c.low) * each
     void = c.first is None and c.last is None
     fill = svg.themed("void") if k is None else f'fill="{svg.swatch(k)}"'
     look = f'fill="none" {svg.themed("soft")} stroke-dasharray="2 2"' if void else fill
-    shape = svg.rect(x, 0, w, 18, look, tip=stored_text(m, c))
-    text = stored_words(m, c)
+    shape = svg.rect(x, 0, w, 18, look, tip=stored_text(m, c, alone))
+    text = stored_words(m, c, alone)
     if not size or svg.wide(text, size) + 1 > w:
         return [shape]
     ink = svg.themed("dim") if void or k is None else svg.on(k)

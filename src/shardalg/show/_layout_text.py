@@ -140,7 +140,7 @@ def storage_text(m: AffineMap, rows: ShardRows) -> str:
     heads = [describe_key(b.key) for b, _ in rows.shown]
     width = max(map(len, heads), default=0)
     lines = [
-        f"  {head.ljust(width)}  {_slots_text(m, cells)}{scale_text(m, b)}"
+        f"  {head.ljust(width)}  {_slots_text(m, cells, rows.alone)}{scale_text(m, b)}"
         for head, (b, cells) in zip(heads, rows.shown)
     ]
     return "\n".join([title, *lines[:-1], *_left(rows), *lines[-1:]])
@@ -161,24 +161,24 @@ def scale_text(m: AffineMap, b: Box) -> str:
     return f"  x {', '.join(said)}" if said else ""
 
 
-def _slots_text(m: AffineMap, cells: Sequence[Stored]) -> str:
+def _slots_text(m: AffineMap, cells: Sequence[Stored], alone: bool) -> str:
     if not cells:
         return "empty"
-    if all(c.high == c.low + 1 for c in cells):
+    if alone:
         return " ".join("." if c.first is None else str(c.first) for c in cells)
-    said = [stored_text(m, c) for c in cells]
+    said = [stored_text(m, c, alone) for c in cells]
     return "  ".join(said[:6]) + (f"  ... {len(said) - 6} more" if len(said) > 6 else "")
 
 
-def stored_text(m: AffineMap, c: Stored) -> str:
+def stored_text(m: AffineMap, c: Stored, alone: bool) -> str:
     """A run of slots in words: its slots and its first and last element."""
     slots = f"[{c.low}:{c.high}]"
-    return f"{slots} {stored_words(m, c)}"
+    return f"{slots} {stored_words(m, c, alone)}"
 
 
-def stored_words(m: AffineMap, c: Stored) -> str:
-    """What sits in a run of slots: the flat number of one element, or first and last index."""
-    if c.high == c.low + 1 and c.first is not None:
+def stored_words(m: AffineMap, c: Stored, alone: bool) -> str:
+    """What sits in a run of slots: first and last index; flat numbers where all cells are ``alone``."""
+    if alone and c.first is not None:
         return str(c.first)
     if c.first is None and c.last is None:
         return "padding"

@@ -21,6 +21,7 @@ from ._coordinates import Axis, Slice, refined, slices
 MOST_PIECES = 4096  # of a map that is read for its one-line form
 MOST_GROUPS = 6  # rank patterns in one line
 MOST_BLOCKS = 4  # blocks per pattern
+UNROLLED = 3  # blocks of one piece that are written one by one
 DIGITS = ("r", "pq", "pqs")  # rank variables: r alone, or mesh digits
 
 # --- one line -----------------------------------------------------------------------------
@@ -64,8 +65,7 @@ def _boxes_text(ranked: bool, name: str, shape: Shape, count: int) -> str:
 
 def patterns(m: AffineMap) -> list[str]:
     """What each group of ranks holds, one text per group: ``r:[0:8] -> [8r:8r+8]``."""
-    blocks = [_block(m, piece) for piece in m.pieces]
-    keyed = [(key, tuple(some)) for key, some in groupby(blocks, key=lambda b: b.key)]
+    keyed = [(key, _blocks(m, list(its))) for key, its in groupby(m.pieces, key=lambda p: p.domain.key)]
     groups: dict[object, list[tuple[int | None, tuple[Block, ...]]]] = {}
     for (rank, name), some in keyed:
         form = (rank is None, name, tuple((b.left.form, b.right.form, b.tail) for b in some))
@@ -106,16 +106,11 @@ class Block(NamedTuple):
 
 
 def _block(m: AffineMap, piece: Piece) -> Block:
-    sides = piece.domain, piece.codomain
-    shapes = [space.shape(*side.key) for space, side in zip((m.domain, m.codomain), sides)]
+    sides, shapes, axes = _refined(m, piece)
     left, right = (slices(s.offset, piece.shape, s.strides, shape) for s, shape in zip(sides, shapes))
     if left is not None and right is not None:
         terms = [_slice_term(side, cut) for side, cut in zip(sides, (left, right))]
         return Block(piece.domain.key, terms[0], terms[1], _times(piece.scale))
-    axes = refined(
-        [Axis(*a) for a in zip(piece.shape, sides[0].strides, sides[1].strides)],
-        (sides[0].offset, shapes[0]), (sides[1].offset, shapes[1]),
-    )  # fmt: skip
     extents = [a.extent for a in axes]
     strides = [a.left for a in axes], [a.right for a in axes]
     sums = [_sums(side.offset, extents, s, shape) for side, s, shape in zip(sides, strides, shapes)]
@@ -123,6 +118,51 @@ def _block(m: AffineMap, piece: Piece) -> Block:
     terms = [_index_term(side, found, s, extents, whole) for side, found, s in zip(sides, sums, strides)]
     ranges = extents[:-1] if whole else extents
     return Block(piece.domain.key, terms[0], terms[1], _ranges(ranges) + _times(piece.scale))
+
+
+def _blocks(m: AffineMap, pieces: Sequence[Piece]) -> tuple[Block, ...]:
+    """The pieces of one box; those of a few slices are written one by one where all of them then fit."""
+    unrolled = [b for p in pieces for b in _unrolled(m, p) or [_block(m, p)]]
+    return tuple(unrolled if len(unrolled) <= MOST_BLOCKS else [_block(m, p) for p in pieces])
+
+
+def _unrolled(m: AffineMap, piece: Piece) -> list[Block]:
+    """A piece of two or three blocks, slices on both sides, that its first index counts along a coordinate
+    which others run along too (``[5i+j]``), block by block; nothing for another piece."""
+    sides, shapes, axes = _refined(m, piece)
+    outer, inner = axes[0] if axes else Axis(0, 0, 0), axes[1:]
+    extents, strides = [a.extent for a in inner], ([a.left for a in inner], [a.right for a in inner])
+    if not 1 < outer.extent <= UNROLLED or not inner or not _shared(sides, shapes, axes):
+        return []
+    found = []
+    for i in range(outer.extent):
+        at = [side.offset + i * step for side, step in zip(sides, outer[1:])]
+        left, right = (slices(o, extents, s, shape) for o, s, shape in zip(at, strides, shapes))
+        if left is None or right is None:
+            return []
+        terms = [_slice_term(side, cut) for side, cut in zip(sides, (left, right))]
+        found.append(Block(piece.domain.key, terms[0], terms[1], _times(piece.scale)))
+    return found
+
+
+def _shared(sides: Sequence[Side], shapes: Sequence[Shape], axes: Sequence[Axis]) -> bool:
+    """Whether the first index adds to a coordinate that another one adds to, on either side."""
+    extents = [a.extent for a in axes]
+    steps = [a.left for a in axes], [a.right for a in axes]
+    sums = [_sums(side.offset, extents, s, shape) for side, s, shape in zip(sides, steps, shapes)]
+    coordinates = [terms for found in sums if found is not None for terms in found[1]]
+    return any(len(terms) > 1 and terms[0][0] == 0 for terms in coordinates)
+
+
+def _refined(m: AffineMap, piece: Piece) -> tuple[tuple[Side, Side], list[Shape], list[Axis]]:
+    """The sides of a piece, the shapes of their boxes, and its axes cut at the ends of coordinates."""
+    sides = piece.domain, piece.codomain
+    shapes = [space.shape(*side.key) for space, side in zip((m.domain, m.codomain), sides)]
+    axes = refined(
+        [Axis(*a) for a in zip(piece.shape, sides[0].strides, sides[1].strides)],
+        (sides[0].offset, shapes[0]), (sides[1].offset, shapes[1]),
+    )  # fmt: skip
+    return sides, shapes, axes
 
 
 def _times(scale: Fraction) -> str:
@@ -278,7 +318,7 @@ def _rank_label(labels: list[int], ranks: Sequence[int], radices: tuple[int, ...
     if len(labels) == len(ranks):
         return "r"
     if labels == list(range(labels[0], labels[-1] + 1, step)):
-        return f"r={labels[0]}:{labels[-1] + 1}" + (f":{step}" if step > 1 else "")
+        return f"r={labels[0]}..{labels[-1]}" + (f" by {step}" if step > 1 else "")
     return f"r={','.join(map(str, labels[:8]))}" + ",..." * (len(labels) > 8)
 
 
