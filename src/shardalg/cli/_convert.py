@@ -83,7 +83,7 @@ def convert(
     held = [_read(file) for file in files]
     shards = [h.values for h in held]
     paths = {key: path for h in held for key, path in h.paths.items()}
-    there = _targets(to, here, shards, processes, units or {})
+    there = _targets(to, here, processes, units or {})
     items = {key: item for key, item in _items(shards, here).items() if moments or not item.moment}
     plans = {key: _planned(key, item, here, there, shards) for key, item in items.items()}
     common = _common(shards, here)
@@ -197,11 +197,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _targets(
-    to: str,
-    here: Mapping[str, AffineMap],
-    shards: list[dict[str, Any]],
-    processes: int | None,
-    units: Mapping[str, int],
+    to: str, here: Mapping[str, AffineMap], processes: int | None, units: Mapping[str, int]
 ) -> dict[str, AffineMap]:
     """The layouts to be written."""
     if _is_maps(to):

@@ -209,7 +209,7 @@ def _open_ranks(path: Path) -> Checkpoint:
         check_format(data, KIND)
         files = {int(r): str(f) for r, f in data["files"].items()}
         layouts = [AffineMap.from_dict(m) for m in data["layouts"]]
-        stored = {name: _stored(path, name, t, layouts) for name, t in data["tensors"].items()}
+        stored = {name: _stored(name, t, layouts) for name, t in data["tensors"].items()}
         metadata = tuple(sorted((str(k), str(v)) for k, v in data["metadata"].items()))
         units = tuple((str(k), int(v)) for k, v in data["units"].items())
     except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
@@ -228,7 +228,7 @@ def _open_ranks(path: Path) -> Checkpoint:
     return Checkpoint(str(path.parent), homes, tuple(stored.items()), metadata, ranks, units)
 
 
-def _stored(path: Path, name: str, data: Mapping[str, Any], layouts: list[AffineMap]) -> Stored:
+def _stored(name: str, data: Mapping[str, Any], layouts: list[AffineMap]) -> Stored:
     position = data["layout"]
     if not isinstance(position, int) or not 0 <= position < len(layouts):
         raise InvalidMapError(f"{name!r} has the layout {position!r} of {len(layouts)}")

@@ -201,19 +201,7 @@ def to_map(m: AffineMap, *, limits: Limits = Limits(pieces=1 << 16)) -> dict[str
     {'shard_shape': [2], 'pieces': [{'shape': [2], 'source': [2, [1]], 'dest': [0, [1]], 'locations': [1]}]}
     """
     check_layout(m)
-    if len(m.codomain) != 1 or any(b.name for b in m.domain.boxes):
-        raise UnsupportedError("DeepSpeed's maps describe one parameter with one shard per rank")
-    for b in m.domain.boxes:
-        if len(b.shape) != len(m.logical_shape):
-            raise UnsupportedError(
-                f"rank {b.rank} stores shape {b.shape} of a tensor of shape {m.logical_shape};"
-                " DeepSpeed's maps need shards with as many axes as the tensor"
-            )
-        held = sum(p.size for p in m.pieces_of(b.rank))
-        if held != b.size:
-            raise UnsupportedError(
-                f"rank {b.rank} holds {held} elements in {b.size} slots; DeepSpeed's maps cannot say padding"
-            )
+    _require_sayable(m)
     by_rank: dict[int, list[tuple[_Box, tuple[int, ...], Fraction]]] = {r: [] for r in m.ranks}
     count = 0
     for ranks, its in holders(m):
@@ -230,6 +218,23 @@ def to_map(m: AffineMap, *, limits: Limits = Limits(pieces=1 << 16)) -> dict[str
             for r, its in sorted(by_rank.items())
         },
     }
+
+
+def _require_sayable(m: AffineMap) -> None:
+    """Raise for what their form has no words for."""
+    if len(m.codomain) != 1 or any(b.name for b in m.domain.boxes):
+        raise UnsupportedError("DeepSpeed's maps describe one parameter with one shard per rank")
+    for b in m.domain.boxes:
+        if len(b.shape) != len(m.logical_shape):
+            raise UnsupportedError(
+                f"rank {b.rank} stores shape {b.shape} of a tensor of shape {m.logical_shape};"
+                " DeepSpeed's maps need shards with as many axes as the tensor"
+            )
+        held = sum(p.size for p in m.pieces_of(b.rank))
+        if held != b.size:
+            raise UnsupportedError(
+                f"rank {b.rank} holds {held} elements in {b.size} slots; DeepSpeed's maps cannot say padding"
+            )
 
 
 def _boxes(m: AffineMap, piece: Piece) -> Iterator[_Box]:

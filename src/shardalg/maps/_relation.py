@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .._limits import Budget, Limits
-from ._meet import Blocks, meet
+from ._meet import Blocks, Met, meet
 from ._solve import Digit, Vector, add, solve
 from ._space import IntArray
 from ._table import Columns, PieceTable, build, concatenate, empty_table, normal_axes
@@ -169,6 +169,12 @@ def families_table(found: Families, a: PieceTable) -> PieceTable:
             found.shape, found.strides[0], found.strides[1],
         )
     )  # fmt: skip
+
+
+def met_table(met: Met, table: PieceTable) -> PieceTable:
+    """The left points of meetings, whose blocks carry slot and element, as pieces of their table."""
+    found = Families(met.left, met.right, met.shape, met.left_offset, met.left_strides)
+    return families_table(found, table)
 
 
 def count_common(a: PieceTable, b: PieceTable, limits: Limits, budget: Budget) -> int:

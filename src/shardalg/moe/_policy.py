@@ -65,7 +65,11 @@ HOME = Policy("home", allocate_home, M=0)
 
 
 def max_copies(B: int) -> Policy:
-    """As "exact", but no rank takes more than ``B`` experts of another home; the rest stays there."""
+    """As "exact", but no rank takes more than ``B`` experts of another home; the rest stays there.
+
+    >>> max_copies(1).allocate(np.array([0, 0, 3, 3]), np.array([3, 3])).tolist()
+    [[0, 0], [0, 0], [3, 0], [0, 3]]
+    """
 
     def allocate(counts: Array, capacity: Array) -> Array:
         return _allocate(counts, capacity, B)

@@ -24,6 +24,12 @@ def verify(plan: CommPlan | Sequence[CommPlan], topk: Any) -> Answer:
     Takes one rank's plan and routing, or sequences with those of all ranks, which are then also
     compared with each other. A false answer says what is wrong and where. Needs no buffer and
     sends nothing; the cost is about E passes over the routes.
+
+    >>> from shardalg.moe import plan_dispatch, simulate
+    >>> topk = [torch.tensor([[3], [3]]), torch.tensor([[3], [0]])]
+    >>> plans = plan_dispatch(simulate(2, E=4, S=2, K=1, H=1), topk)
+    >>> bool(verify(plans, topk)), verify(plans[0], topk[1]).reason
+    (True, 'counts of this rank[0] is 0, should be 1')
     """
     if isinstance(plan, CommPlan):
         return _first_failure(_one(plan, topk))

@@ -9,15 +9,15 @@ import numpy as np
 from .._limits import Budget, Limits
 from ..maps import AffineMap
 from ..maps._map import require_shards
-from ..maps._meet import Met, meet
+from ..maps._meet import meet
 from ..maps._relation import (
     CODOMAIN,
     DOMAIN,
-    Families,
     collides,
     common,
     exact_sizes,
     families_table,
+    met_table,
     minus,
     side_blocks,
     side_region,
@@ -115,7 +115,7 @@ def _cut_alike(table: PieceTable, limits: Limits) -> PieceTable | None:
     whole = exact_sizes(table.shape)
     found = zip(exact_sizes(met.shape), met.left.tolist())
     smaller = np.flatnonzero([size < whole[k] for size, k in found])
-    shared = families_table(left_families(met.take(smaller)), table)
+    shared = met_table(met.take(smaller), table)
     parts = PieceTable(np.unique(shared.rows, axis=1))
     if not len(parts) or collides(parts, DOMAIN):
         return None
@@ -196,12 +196,7 @@ def _cut_by(
 def _onto(table: PieceTable, region: PieceTable, limits: Limits, budget: Budget) -> PieceTable:
     """The pieces of ``table`` that arrive in a region."""
     met = meet(side_blocks(table, CODOMAIN, DOMAIN, CODOMAIN), side_blocks(region, DOMAIN), limits, budget)
-    return families_table(left_families(met), table)
-
-
-def left_families(met: Met) -> Families:
-    """The left side of meetings as families of (slot, element)."""
-    return Families(met.left, met.right, met.shape, met.left_offset, met.left_strides)
+    return met_table(met, table)
 
 
 def _lowest_slots(layout: AffineMap, rank: int, limits: Limits, budget: Budget) -> PieceTable:

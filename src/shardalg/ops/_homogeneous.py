@@ -9,11 +9,11 @@ import numpy as np
 from .._limits import Budget, Limits
 from ..maps import AffineMap
 from ..maps._meet import meet
-from ..maps._relation import CODOMAIN, DOMAIN, exact_sizes, families_table, side_blocks
+from ..maps._relation import CODOMAIN, DOMAIN, exact_sizes, met_table, side_blocks
 from ..maps._space import IntArray
 from ..maps._table import PieceTable, concatenate, in_order
 from ._folding import simplified
-from ._holders import held_regions, left_families
+from ._holders import held_regions
 
 
 def by_holders(m: AffineMap, limits: Limits = Limits()) -> list[PieceTable]:
@@ -50,6 +50,6 @@ def _cut(table: PieceTable, where: PieceTable, number: IntArray, limits: Limits)
     parts = []
     for k in range(int(number.max()) + 1):
         cut = np.flatnonzero((its == k) & ~whole[met.left])
-        pieces = families_table(left_families(met.take(cut)), table)
+        pieces = met_table(met.take(cut), table)
         parts.append(concatenate([table.take(whole & (home == k)), pieces]))
     return [*parts, table.take(home < 0)]

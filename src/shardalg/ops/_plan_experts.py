@@ -77,8 +77,9 @@ def plan_experts(
     >>> plans["w"].map.size, plans["w"].stats.elements_crossing
     (30, None)
     """
+    packed = source if packed is None else packed
     for word, its in (("source", source), ("target", target), ("packed", packed)):
-        if not isinstance(its, Experts) and (its is not None or word != "packed"):
+        if not isinstance(its, Experts):
             raise InvalidMapError(f"plan_experts: {word} must be Experts(...), got {its!r}")
     _check_packed(source, packed)
     known = source_ranks is not None and target_ranks is not None
@@ -100,10 +101,8 @@ def plan_experts(
     return {name: dataclasses.replace(p, same_ranks=known) for name, p in plans.items()}
 
 
-def _check_packed(source: Experts, packed: Experts | None) -> None:
+def _check_packed(source: Experts, packed: Experts) -> None:
     """Raise with the first rank and position at which the live packing differs."""
-    if packed is None or source == packed:
-        return
     said, live = dict(source.by_rank), dict(packed.by_rank)
     for rank in sorted(set(said) | set(live)):
         a, b = said.get(rank), live.get(rank)
