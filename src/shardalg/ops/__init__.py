@@ -1,4 +1,8 @@
-"""Pure operators on maps, placements and plans: one public function per idea."""
+"""Pure operators on maps, placements and plans: one public function per idea.
+
+Each refuses what is no map with ``InvalidMapError``, and where it takes ``limits=`` it raises ``LimitError``
+before it would exceed them. Docstrings name the errors beyond these.
+"""
 
 from ..maps._fingerprint import fingerprint as fingerprint
 from ._adjoint import adjoint as adjoint

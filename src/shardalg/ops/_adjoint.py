@@ -27,6 +27,8 @@ def adjoint(plan: P) -> P:
 
     For a tree, each source tensor gets one entry that adds what all targets made of it send back.
 
+    Raises ``InvalidMapError`` where targets made of one source name its processes differently.
+
     Cost: one pass over the copies.
 
     >>> from shardalg import layout, plan, Replicate

@@ -22,6 +22,8 @@ def divide(m: AffineMap, outer: AffineMap, *, limits: Limits = Limits()) -> Affi
     only one where ``outer`` is injective; where ``outer`` holds replicas, it names them all.
     The undoing of ``nest``: how the shards of ``outer`` were cut again.
 
+    Raises ``InvalidMapError`` where the two lead to different spaces.
+
     Cost: that of a few compositions.
 
     >>> from shardalg import Split, equivalent, layout, nest

@@ -56,6 +56,8 @@ def holders(layout: AffineMap, element: int | None = None, *, name: str = "") ->
     ascending. Without, pairs ``(ranks, region)``: the regions are disjoint, cover what is held, and
     every element of one has exactly those holders.
 
+    Raises ``InvalidMapError`` for an element outside its tensor, and for a map that is no layout.
+
     Cost: of one element, a look at each piece; of all, near-linear, and remembered with the layout.
 
     >>> from shardalg import Experts, layout

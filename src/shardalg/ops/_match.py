@@ -16,6 +16,8 @@ def match(source: AffineMap, target: AffineMap, *, limits: Limits = Limits()) ->
     source's is. ``invert(match(a, b)) = match(b, a)``, and ``M M^ M = M``: every home of an
     element meets every home, so one block is one multicast group.
 
+    Raises ``InvalidMapError`` where the two lay out different tensors.
+
     Cost: that of ``compose``; its size is the sum over elements of source homes times target homes.
 
     >>> from shardalg import Replicate, Split, layout

@@ -28,6 +28,8 @@ def nest(
     is ``compose(outer, inner)``. Rank i of the inner map of rank r becomes ``ranks[r, i]``, by
     default ``r * Q + i`` with Q = 1 + the largest inner rank. Associative and unital.
 
+    Raises ``InvalidMapError`` where a rank has no inner map, or one that lays out another shape.
+
     Cost: that of ``compose``.
 
     >>> from shardalg import layout, Split

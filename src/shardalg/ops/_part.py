@@ -19,6 +19,8 @@ def part(m: AffineMap, ranks: int | Iterable[int]) -> AffineMap:
     ``restrict`` keeps all boxes; this keeps only theirs. The parts of all ranks, gathered
     (``gather_layouts``), are the whole again.
 
+    Raises ``InvalidMapError`` for ranks that the map lacks.
+
     Cost: one pass over the pieces.
 
     >>> from shardalg import layout, Split

@@ -21,6 +21,8 @@ def permute(
     Axes for every box of the side, or ``{rank, name or (rank, name): axes}``. A group action:
     ``permute(permute(m, p), q)`` is the permutation by ``p[q[0]], p[q[1]], ...``.
 
+    Raises ``InvalidMapError`` for axes that are no order of a box's axes, and for keys without a box.
+
     Cost: that of ``compose``.
 
     >>> from shardalg import Split, equivalent, layout

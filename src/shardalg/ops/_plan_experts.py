@@ -23,7 +23,10 @@ def expert_layouts(placement: Experts, shapes: Mapping[str, Any]) -> dict[str, A
     """The layout of each expert tensor under a placement.
 
     ``shapes`` are the logical shapes ``{"w1": (E, f, h), ...}`` of the unpartitioned tensors; each rank
-    stores its experts packed as ``[local_experts, ...]``.
+    stores its experts packed as ``[local_experts, ...]``. Raises ``InvalidMapError`` where the shapes
+    disagree about E or a placement names an expert beyond it.
+
+    Cost: a piece per run of experts and rank, for each tensor.
 
     >>> expert_layouts(Experts([[1], [0, 2]]), {"w": (3, 4)})["w"].domain
     Space.shards({0: (1, 4), 1: (2, 4)})

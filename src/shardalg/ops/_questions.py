@@ -92,7 +92,8 @@ def is_surjective(m: AffineMap) -> Answer:
 def multiplicity(m: AffineMap, element: int, *, name: str = "", rank: int | None = None) -> int:
     """How many slots hold one element (a flat index of its logical tensor).
 
-    Over all elements these add up to the number of slots that are not padding.
+    Over all elements these add up to the number of slots that are not padding. Raises ``InvalidMapError``
+    for an element outside its tensor.
 
     Cost: a look at each piece.
 

@@ -27,6 +27,8 @@ def region(space: Space, where: RegionLike) -> AffineMap:
     ``where`` is a region already, one range per axis (slices, ints or (start, stop) pairs) for
     a space of one box, or a mapping from box keys (rank, name or (rank, name)) to ranges.
 
+    Raises ``InvalidMapError`` for keys without a box, pairs and ints outside an axis, other maps.
+
     Cost: a piece per box that ``where`` names.
 
     >>> len(region(Space.logical((4, 4)), (slice(0, 2), slice(1, 3))))

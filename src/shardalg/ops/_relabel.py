@@ -23,6 +23,8 @@ def relabel(m: AffineMap, *, domain: Keys | None = None, codomain: Keys | None =
     stay), as a sequence of new ranks by old rank, or as a function of a (rank, name) pair.
     A group action: relabelling twice is relabelling by the product.
 
+    Raises ``InvalidMapError`` where two boxes would share a key, or a listed rank is missing.
+
     Cost: one pass over the pieces.
 
     >>> from shardalg import layout, Split

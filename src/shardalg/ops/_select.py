@@ -112,7 +112,8 @@ def cheapest(
     """A selector by cost: ``cost(source, target)`` or a matrix ``cost[source][target]``.
 
     A matrix enters the plan's digest by value; a function needs ``key=`` to be told apart from
-    others.
+    others. Raises ``InvalidMapError`` for costs that are no numbers, and when planning for a pair that a
+    matrix lacks.
 
     >>> from shardalg import Replicate, Split, layout, plan
     >>> near = cheapest([[0, 9, 9], [9, 0, 0]])

@@ -1,4 +1,4 @@
-"""Set operations on maps between the same spaces."""
+"""Set operations on maps between the same spaces; others are an ``InvalidMapError``."""
 
 from __future__ import annotations
 

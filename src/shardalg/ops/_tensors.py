@@ -25,6 +25,9 @@ def extract(layout: AffineMap, full: Tensor | Mapping[str, Tensor], rank: int | 
 
     ``rebuild(L, extract(L, x)) == x`` wherever every element is held.
 
+    Raises ``InvalidMapError`` where names, shapes or dtypes do not fit the layout, ``UnsupportedError`` for
+    integers and bools under a scale.
+
     Cost: the elements; a view and a copy per piece.
 
     >>> import numpy as np
@@ -193,7 +196,11 @@ def _plain_bits(x: Tensor) -> Any:
 
 
 def sharded(layout: AffineMap, shards: Mapping[int, Any]) -> Sharded:
-    """Shards with their layout, after checking ranks and shapes. A process gives its own ranks.
+    """Shards with their layout. A process gives its own ranks.
+
+    Raises ``InvalidMapError`` for a rank that the layout lacks and for a shard of another shape.
+
+    Cost: a look at each shard's shape.
 
     >>> import numpy as np
     >>> from shardalg import layout, Split, tree_leaves

@@ -61,6 +61,8 @@ def join(
     With shapes (``{name: shape}``) the result is an ``AffineMap``; with names only it is a view that
     ``plan_tree`` resolves against the source tensors. An isomorphism of the elements.
 
+    Raises ``InvalidMapError`` where parts differ along other axes, or are no whole blocks of ``interleave``.
+
     Cost: a piece per part.
 
     >>> join({"q": (4, 2), "k": (1, 2)}, axis=0).codomain
@@ -140,6 +142,8 @@ def section(source: Any, index: Any) -> Any:
     ``index`` is basic NumPy indexing: a slice or int, or a tuple of them, one per axis; ints drop
     their axis. ``source`` is a shape, ``{name: shape}``, or just a name, which gives a view
     that ``plan_tree`` resolves.
+
+    Raises ``InvalidMapError`` for an int outside its axis and for more indices than axes.
 
     Cost: one piece.
 

@@ -47,12 +47,9 @@ def backend_suite(world: World, *, sizes: tuple[int, ...] = (1, 2, 3)) -> tuple[
 # --- tools --------------------------------------------------------------------------------
 
 
-def _number(ctx: Context) -> int:
-    return len(ctx.peers)
-
-
-def _layouts(n: int) -> dict[str, AffineMap]:
-    """Layouts of one tensor of shape (7, 6), by name."""
+def _layouts(ctx: Context) -> dict[str, AffineMap]:
+    """Layouts of one tensor of shape (7, 6) on all ranks, by name."""
+    n = len(ctx.peers)
     first = [7] + [0] * (n - 1)
     by_rank: dict[int, list[int]] = {r: list(range(6, -1, -1))[r::n] for r in range(n)}
     return {
@@ -124,27 +121,27 @@ def words_are_gathered(ctx: Context) -> None:
 
 def layouts_of_every_kind_move(ctx: Context) -> None:
     """The result is what extraction from the whole tensor gives; inputs stay."""
-    layouts = list(_layouts(_number(ctx)).values())
+    layouts = list(_layouts(ctx).values())
     for shift in (1, 3):
         for source, target in zip(layouts, layouts[shift:] + layouts[:shift]):
             _moved(ctx, source, target, _full())
 
 
 def every_dtype_moves(ctx: Context) -> None:
-    layouts = _layouts(_number(ctx))
+    layouts = _layouts(ctx)
     for dtype in DTYPES:
         _moved(ctx, layouts["rows"], layouts["columns"], _full(dtype))
 
 
 def rounds_stay_within_their_bound(ctx: Context) -> None:
-    layouts = _layouts(_number(ctx))
+    layouts = _layouts(ctx)
     for bound in (64, 1 << 20):
         _moved(ctx, layouts["rows"], layouts["whole"], _full(), max_bytes=bound, dtypes="float32")
         assert ctx.last_report is not None and ctx.last_report.peak_staging <= bound
 
 
 def small_and_empty_tensors_move(ctx: Context) -> None:
-    n = _number(ctx)
+    n = len(ctx.peers)
     for shape in ((), (0, 3), (1,)):
         x = torch.ones(shape)
         _moved(ctx, layout(shape, Replicate(), ranks=1), layout(shape, Replicate(), ranks=n), x)
@@ -152,7 +149,7 @@ def small_and_empty_tensors_move(ctx: Context) -> None:
 
 def large_tensors_move(ctx: Context) -> None:
     """Two megabytes, in one go and in rounds."""
-    n, shape = _number(ctx), (512, 1024)
+    n, shape = len(ctx.peers), (512, 1024)
     x = torch.arange(512 * 1024, dtype=torch.int32).reshape(shape)
     a, b = layout(shape, Split(0), ranks=n), layout(shape, Split(1), ranks=n)
     for bound in (None, 1 << 18):
@@ -161,7 +158,7 @@ def large_tensors_move(ctx: Context) -> None:
 
 def later_runs_prepare_nothing(ctx: Context) -> None:
     """From the second run on: no planning, no agreement, no allocation; the same result."""
-    layouts = _layouts(_number(ctx))
+    layouts = _layouts(ctx)
     bound = backends.bind(ctx, plan(layouts["rows"], layouts["columns"]))
     given, wanted = (_mine(ctx, extract(layouts[k], _full())) for k in ("rows", "columns"))
     out = {r: torch.zeros_like(x) for r, x in wanted.items()}
@@ -177,13 +174,13 @@ def later_runs_prepare_nothing(ctx: Context) -> None:
 
 
 def equal_layouts_send_nothing(ctx: Context) -> None:
-    rows = _layouts(_number(ctx))["rows"]
+    rows = _layouts(ctx)["rows"]
     _moved(ctx, rows, rows, _full())
     assert ctx.counters.payload_bytes == 0
 
 
 def trees_move_together(ctx: Context) -> None:
-    layouts = _layouts(_number(ctx))
+    layouts = _layouts(ctx)
     tree = plan_tree(
         {"a": layouts["rows"], "b": layouts["whole"]}, {"a": layouts["cyclic"], "b": layouts["rows"]}
     )
@@ -195,14 +192,14 @@ def trees_move_together(ctx: Context) -> None:
 
 
 def copies_can_be_verified(ctx: Context) -> None:
-    layouts = _layouts(_number(ctx))
+    layouts = _layouts(ctx)
     bound = backends.bind(ctx, plan(layouts["rows"], layouts["columns"]))
     given = _mine(ctx, extract(layouts["rows"], _full()))
     _require(backends.run(ctx, bound, given, verify=True), _mine(ctx, extract(layouts["columns"], _full())))
 
 
 def runs_in_the_background_keep_their_order(ctx: Context) -> None:
-    layouts = _layouts(_number(ctx))
+    layouts = _layouts(ctx)
     there = backends.bind(ctx, plan(layouts["rows"], layouts["columns"]))
     whole = backends.bind(ctx, plan(layouts["rows"], layouts["whole"]))
     given = _mine(ctx, extract(layouts["rows"], _full()))
@@ -214,17 +211,17 @@ def runs_in_the_background_keep_their_order(ctx: Context) -> None:
 
 def scatter_add_is_the_transpose(ctx: Context) -> None:
     """``<run(p, x), y> = <x, run(adjoint(p), y)>``: here with ones, so that counts come back."""
-    layouts = _layouts(_number(ctx))
+    layouts = _layouts(ctx)
     p = plan(layouts["rows"], layouts["whole"])
     ones = _mine(ctx, extract(layouts["whole"], torch.ones(7, 6, dtype=torch.int64)))
     found = backends.run(ctx, backends.bind(ctx, adjoint(p)), ones)
-    counts = torch.full((7, 6), _number(ctx))
+    counts = torch.full((7, 6), len(ctx.peers))
     _require(found, _mine(ctx, extract(layouts["rows"], counts)))
 
 
 def a_wrong_tensor_stops_all_ranks(ctx: Context) -> None:
     """Before anything is written; and the context stays usable."""
-    layouts = _layouts(_number(ctx))
+    layouts = _layouts(ctx)
     bound = backends.bind(ctx, plan(layouts["rows"], layouts["whole"]))
     given = _mine(ctx, extract(layouts["rows"], _full()))
     first = ctx.peers[0]
@@ -236,7 +233,7 @@ def a_wrong_tensor_stops_all_ranks(ctx: Context) -> None:
 def steps_do_not_mix(ctx: Context) -> None:
     if not ctx.others:
         return
-    layouts = _layouts(_number(ctx))
+    layouts = _layouts(ctx)
     bound = backends.bind(ctx, plan(layouts["rows"], layouts["whole"]))
     given = _mine(ctx, extract(layouts["rows"], _full()))
     tag = 8 if ctx.peers[0] in ctx.ranks else 7
@@ -247,7 +244,7 @@ def steps_do_not_mix(ctx: Context) -> None:
 def different_plans_are_not_bound(ctx: Context) -> None:
     if not ctx.others:
         return
-    layouts = _layouts(_number(ctx))
+    layouts = _layouts(ctx)
     name = "columns" if ctx.peers[0] in ctx.ranks else "whole"
     _refused(TransferError, lambda: backends.bind(ctx, plan(layouts["rows"], layouts[name])))
     _moved(ctx, layouts["rows"], layouts["whole"], _full())
@@ -255,7 +252,7 @@ def different_plans_are_not_bound(ctx: Context) -> None:
 
 def only_its_own_plans_run(ctx: Context) -> None:
     """A copy is refused, and nobody hears of it."""
-    layouts = _layouts(_number(ctx))
+    layouts = _layouts(ctx)
     bound = backends.bind(ctx, plan(layouts["rows"], layouts["columns"]))
     given = _mine(ctx, extract(layouts["rows"], _full()))
     before = _said(ctx)
@@ -266,7 +263,7 @@ def only_its_own_plans_run(ctx: Context) -> None:
 
 
 def closing_ends_it(ctx: Context) -> None:
-    layouts = _layouts(_number(ctx))
+    layouts = _layouts(ctx)
     bound = backends.bind(ctx, plan(layouts["rows"], layouts["rows"]))
     ctx.close()
     ctx.close()

@@ -268,7 +268,7 @@ def check_partition(
     _require("a partition has one layout", _differ(found, again))
     _require("other data land where the layout says", _misplaced(partition, found, labels, like))
     if complete:
-        _require("every element is held by some rank", _lost(found))
+        _require("every element is held by some rank", is_surjective(found).reason)
     if expected is not None:
         words = explain(expected, found, names=("the layout", "the partition"))
         _require("the partition has the layout that was expected", "" if words else str(words))
@@ -299,10 +299,6 @@ def _misplaced(partition: Callable[..., Any], m: AffineMap, ranks: tuple[int, ..
     return _first(m.domain, right, np.where(same | ~mapped, right, got))
 
 
-def _lost(m: AffineMap) -> str:
-    return is_surjective(m).reason
-
-
 # --- transfers ------------------------------------------------------------------------------
 
 
@@ -317,9 +313,8 @@ def check_transfer(
 ) -> TransferPlan:
     """The plan from ``source`` to ``target``, after proving that it is right and running it.
 
-    Laws T1, T3, T4, T14 and the least traffic (``select="stay"``), then a run between simulated
-    ranks against shards cut from the whole tensor, and the plan's JSON form. The arguments are those of
-    ``plan``.
+    Laws T1, T3, T4, T9 (under ``select="stay"``) and T14, the plan's JSON form, then a run between simulated
+    ranks against shards cut from the whole tensor. The arguments are those of ``plan``.
 
     >>> from shardalg import Split, layout
     >>> check_transfer(layout((4, 4), Split(0), ranks=2), layout((4, 4), Split(1), ranks=2))
