@@ -127,9 +127,11 @@ def _blocks(m: AffineMap, pieces: Sequence[Piece]) -> tuple[Block, ...]:
 
 
 def _unrolled(m: AffineMap, piece: Piece) -> list[Block]:
-    """A piece of two or three blocks, slices on both sides, that its first index counts along a coordinate
-    which others run along too (``[5i+j]``), block by block; nothing for another piece."""
+    """A piece that is no slice but two or three of them, without gaps, counted by its first index along a
+    coordinate that others run along too (``[5i+j]``), slice by slice; nothing for another piece."""
     sides, shapes, axes = _refined(m, piece)
+    if all(slices(s.offset, piece.shape, s.strides, shape) is not None for s, shape in zip(sides, shapes)):
+        return []
     outer, inner = axes[0] if axes else Axis(0, 0, 0), axes[1:]
     extents, strides = [a.extent for a in inner], ([a.left for a in inner], [a.right for a in inner])
     if not 1 < outer.extent <= UNROLLED or not inner or not _shared(sides, shapes, axes):
@@ -138,7 +140,7 @@ def _unrolled(m: AffineMap, piece: Piece) -> list[Block]:
     for i in range(outer.extent):
         at = [side.offset + i * step for side, step in zip(sides, outer[1:])]
         left, right = (slices(o, extents, s, shape) for o, s, shape in zip(at, strides, shapes))
-        if left is None or right is None:
+        if left is None or right is None or any(cut.step > 1 for cut in (*left, *right)):
             return []
         terms = [_slice_term(side, cut) for side, cut in zip(sides, (left, right))]
         found.append(Block(piece.domain.key, terms[0], terms[1], _times(piece.scale)))
@@ -424,6 +426,9 @@ def from_text(text: str, *, limits: Limits = Limits()) -> AffineMap:
     """The map written by ``to_text``; bounds and disjointness are checked again.
 
     Raises ``InvalidMapError`` naming the line that does not parse.
+
+    >>> from_text("shardalg map 1\\ndomain rank 0: (2,)\\ncodomain tensor: (2,)").shard_shape(0)
+    (2,)
     """
     lines = [(n, line.strip()) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
     if not lines or lines[0][1] != HEADER:
