@@ -75,8 +75,8 @@ MUTANTS = [
     ),
     Mutant(
         "_lower.py",
-        "counts = [-(-units // ranks)] * ranks",
-        "counts = [units // ranks] * ranks",
+        "chunks, even = (-(-units // ranks),) * ranks,",
+        "chunks, even = (units // ranks,) * ranks,",
         "test_layout.py",
     ),
     Mutant(
@@ -88,7 +88,7 @@ MUTANTS = [
     Mutant("_select.py", "r.flat[r.start + r.target % r.count]", "r.flat[r.start]", "test_plan.py"),
     Mutant("_select.py", "np.where(_own(r), r.target, spread)", "spread", "test_plan.py"),
     Mutant(
-        "_plan.py",
+        "_choose.py",
         "down = _reciprocal(s.numerator[met.left], s.denominator[met.left])",
         "down = (s.numerator[met.left], s.denominator[met.left])",
         "test_plan.py",
@@ -97,7 +97,7 @@ MUTANTS = [
     Mutant("_balance.py", "flow[holders, via] -= amount", "flow[holders, via] -= 0", "test_balance.py"),
     Mutant("_boxes.py", "offset_a += (low - la) * sa", "offset_a += 0", "test_plan.py"),
     Mutant("_grid.py", "step[extent == 1] = 0", "step[extent == 2] = 0", "test_plan.py"),
-    Mutant("_views.py", "at += shape[axis]", "at += 1", "test_views.py"),
+    Mutant("_views.py", "at += 1 if stack else shape[axis]", "at += 1", "test_views.py"),
     Mutant(
         "_tensors.py",
         "scaled(stored, s.scale[1], s.scale[0])",
@@ -105,7 +105,7 @@ MUTANTS = [
         "test_tensors.py",
     ),
     Mutant("_plan_tree.py", "if key not in made:", "if True:", "test_plan_tree.py"),
-    Mutant("_plan_experts.py", "if packed is None or source == packed:", "if True:", "test_plan_experts.py"),
+    Mutant("_plan_experts.py", "    _check_packed(source, packed)", "    pass", "test_plan_experts.py"),
 ]
 
 

@@ -49,7 +49,7 @@ from shardalg import (
     subtract,
     union,
 )
-from shardalg.ops import _boxes, _plan
+from shardalg.ops import _boxes, _choose
 from shardalg.testing import layout_pairs, layouts
 
 MEMORYLESS = ("stay", "lowest")
@@ -342,12 +342,12 @@ def test_running_a_plan_on_numbers_gives_the_targets_shards(both, select):
 def test_plain_boxes_are_planned_the_same_way_as_everything_else(both):
     source, target = both
     fast = plan(source, target, missing="leave").map
-    short = _plan.box_copies
-    _plan.box_copies = lambda *_: None
+    short = _choose.box_copies
+    _choose.box_copies = lambda *_: None
     try:
         assert plan(source, target, missing="leave").map == fast
     finally:
-        _plan.box_copies = short
+        _choose.box_copies = short
 
 
 @pytest.mark.parametrize("ranks", [(2, 3), (8, 16), (16, 40)])
@@ -356,7 +356,7 @@ def test_the_loop_the_broadcast_and_the_general_way_agree(ranks, axes, monkeypat
     shape = (48, 40, 6)
     source, target = (layout(shape, Split(a), ranks=n) for a, n in zip(axes, ranks))
     fast = plan(source, target).map
-    monkeypatch.setattr(_plan, "box_copies", lambda *_: None)
+    monkeypatch.setattr(_choose, "box_copies", lambda *_: None)
     assert plan(source, target).map == fast
 
 
@@ -378,7 +378,7 @@ def test_products_of_axes_are_the_same_plans(source, target, monkeypatch):
     monkeypatch.setattr(_boxes, "SOME", 0)
     product_form = plan(a, b)
     counts = len(product_form), product_form.map.size
-    monkeypatch.setattr(_plan, "box_copies", lambda *_: None)
+    monkeypatch.setattr(_choose, "box_copies", lambda *_: None)
     general = plan(a, b)
     assert counts == (len(general), general.map.size)
     assert product_form.map == general.map and product_form.stats == general.stats

@@ -173,7 +173,8 @@ def _mesh(
     return names, sizes
 
 
-def _grid(sizes: list[int], ranks: Ranks) -> Any:
+def _grid(sizes: list[int], ranks: Ranks) -> IntArray:
+    """The rank ids, an array of the mesh's shape."""
     total = _count(math.prod(sizes))
     if ranks is None:
         return np.arange(total).reshape(sizes)

@@ -28,7 +28,7 @@ def at_points(m: AffineMap, side: int, box: IntArray, address: IntArray, limits:
     return meet(side_blocks(m.table, side, 1 - side), points, limits, Budget(limits))
 
 
-def at_element(m: AffineMap, element: Any, rank: int | None, name: str) -> Met:
+def at_element(m: AffineMap, element: int, rank: int | None, name: str) -> Met:
     """Where pieces (left) hold one element, a flat index in the box of the codomain with this key."""
     at = m.codomain.index(rank, name)
     size = m.codomain.boxes[at].size

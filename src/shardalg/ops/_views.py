@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, overload
 
 from .._errors import InvalidMapError
 from .._struct import struct
@@ -47,13 +47,21 @@ class Section:
 View: TypeAlias = "AffineMap | Join | Section"
 
 
+@overload
+def join(
+    parts: Mapping[str, Any], axis: int = ..., *, stack: bool = ..., interleave: int | None = ...
+) -> AffineMap: ...
+@overload
+def join(
+    parts: Sequence[str], axis: int = ..., *, stack: bool = ..., interleave: int | None = ...
+) -> Join: ...
 def join(
     parts: Mapping[str, Any] | Sequence[str],
     axis: int = 0,
     *,
     stack: bool = False,
     interleave: int | None = None,
-) -> Any:
+) -> AffineMap | Join:
     """Several logical tensors as one: the map from the parts to the joined tensor.
 
     The parts are laid end to end along ``axis`` (q, k, v -> qkv), stacked along a new axis with
@@ -136,7 +144,11 @@ def _interleaved(shape: Shape, name: str, axis: int, size: int, k: int, count: i
     return Piece(block, Side(0, mine, None, name), Side(k * size * strides[axis], theirs))
 
 
-def section(source: Any, index: Any) -> Any:
+@overload
+def section(source: str, index: Any) -> Section: ...
+@overload
+def section(source: Mapping[str, Any] | Sequence[int] | int, index: Any) -> AffineMap: ...
+def section(source: str | Mapping[str, Any] | Sequence[int] | int, index: Any) -> AffineMap | Section:
     """Part of a logical tensor as a tensor of its own: the map from the whole to the part.
 
     ``index`` is basic NumPy indexing: a slice or int, or a tuple of them, one per axis; ints drop
