@@ -43,7 +43,7 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from .._errors import InvalidMapError, UnsupportedError
 from .._limits import Budget, Limits
 from ..maps import AffineMap, Piece, Sharded
-from ..maps._meet import chain_boxes
+from ..maps._digits import chain_boxes
 from ..maps._relation import CODOMAIN, DOMAIN, side_blocks
 from ..maps._space import Shape, row_major
 from ..ops import check_layout, is_surjective, layout, plan, sharded

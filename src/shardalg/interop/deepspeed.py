@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from .._errors import InvalidMapError, UnsupportedError
 from .._limits import Budget, Limits
 from ..maps import AffineMap, Piece, Side, Space
-from ..maps._meet import chain_boxes
+from ..maps._digits import chain_boxes
 from ..maps._ratio import simplest_ratio
 from ..maps._relation import CODOMAIN, DOMAIN, side_blocks
 from ..maps._space import Shape, as_int, as_shape, index_of, row_major

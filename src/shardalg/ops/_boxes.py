@@ -17,7 +17,8 @@ import numpy as np
 
 from .._limits import Limits
 from ..maps import AffineMap
-from ..maps._meet import chain_digits, overlap_pairs, overlapping
+from ..maps._digits import chain_digits
+from ..maps._meet import overlap_pairs, overlapping
 from ..maps._relation import CODOMAIN, DOMAIN, side_blocks
 from ..maps._space import IntArray, row_major
 from ..maps._table import HEAD, PieceTable, from_ordered
