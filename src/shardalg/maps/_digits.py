@@ -226,7 +226,7 @@ def _laps(
 def _cut_laps(
     offset: int, pay: tuple[int, ...], n: int, s: int, p: tuple[int, ...], chain: list[int], budget: Budget
 ) -> list[_Run]:
-    """One axis as a head, whole laps, which are an axis of the digit above and are cut in turn, and a tail."""
+    """One axis as a head, whole laps (an axis of the digit above, cut in turn) and a tail."""
     budget.spend()
     above = next((c for c in chain if c > s), None)
     if n == 1:
