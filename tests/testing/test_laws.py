@@ -64,7 +64,7 @@ def test_what_is_no_layout_is_named():
 @pytest.mark.parametrize(
     "check, given, words",
     [
-        (laws.round_trip, (lambda full, rank: full,), r"round_trip must be an AffineMap.*probe\("),
+        (laws.round_trip, (lambda full, rank: full,), r"round_trip: m must be an AffineMap.*probe\("),
         (laws.check_layout_laws, (Split(0),), r"got Split: lower a placement with layout\("),
         (laws.check_transfer, (ROWS, Split(0)), "check_transfer: target must be"),
     ],

@@ -157,7 +157,7 @@ def check_layout_laws(m: AffineMap) -> tuple[str, ...]:
     >>> len(check_layout_laws(layout((5, 2), Split(0), ranks=2))) == len(LAYOUT_LAWS)
     True
     """
-    require_map(m, "check_layout_laws")
+    require_map(m, "check_layout_laws: m")
     for law, witness in LAYOUT_LAWS.items():
         _require(law, witness(m))
     return tuple(LAYOUT_LAWS)
@@ -176,7 +176,7 @@ def round_trip(m: AffineMap, *, like: str = "torch") -> dict[int, Any]:
     >>> round_trip(layout((3,), Split(0), ranks=2), like="numpy")
     {0: array([1, 2]), 1: array([3])}
     """
-    require_map(m, "round_trip")
+    require_map(m, "round_trip: m")
     full = _data(m.codomain, like, m)
     shards: dict[int, Any] = extract(m, full)
     found, whole = _stored(m.domain, shards), _stored(m.codomain, full)
