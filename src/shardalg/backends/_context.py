@@ -25,6 +25,7 @@ from ._words import Word, Words, describe_stale
 T = TypeVar("T")
 
 LINGER = 0.2  # seconds that a run in the background has to notice that its context is closed
+FAREWELL = 10.0  # seconds that runs in the background have to end when the process does
 
 log = logging.getLogger("shardalg")
 
@@ -65,6 +66,7 @@ class Context:
         self._kept: dict[tuple[str, int], tuple[Program, Any]] = {}
         self._pool: dict[tuple[int, str], torch.Tensor] = {}
         self._process = os.getpid()
+        self._hush = weakref.finalize(self, _hushed, self._words, self._process)
         self._end = weakref.finalize(self, _ended, transport, self._lane, self._process)
 
     @property
@@ -101,10 +103,12 @@ class Context:
     def close(self) -> None:
         """Free buffers and what the context made; bound plans are refused from now on, and ranks that wait
         for this one hear of it: at once, or once the exchange ends that a background run is in. A context
-        that is forgotten, or open when its process ends, is closed then."""
+        that is forgotten, or open when its process ends, is closed then; runs in the background have some
+        seconds to end before."""
         if not self.closed:
             self.closed = True
             self._release()
+            self._hush()
 
     def _release(self) -> None:
         self._end()
@@ -223,16 +227,27 @@ class Context:
         return TransferError(said + describe_stale(stale), targets_touched=self._touched)
 
 
+def _hushed(words: Words, process: int) -> None:
+    """The last word of a context."""
+    if os.getpid() == process:
+        words.close()
+
+
 def _ended(transport: Transport, lane: Lane, process: int) -> None:
     """What becomes of a context that is closed, forgotten, or there when its process ends."""
     if os.getpid() != process:
         return  # a forked process has copies of what is its parent's
+    leaving = not threading.main_thread().is_alive()
+    if leaving:
+        lane.rest(FAREWELL)
     lane.close()
-    if lane.busy_elsewhere():  # the end of a group waits for what it is doing
-        threading.Thread(target=transport.close, name="shardalg end", daemon=True).start()
-        lane.rest(LINGER)
-    else:
+    if not lane.busy_elsewhere():
         transport.close()
+        return
+    # the end of a group waits for the exchange it is in: where the process ends, its end is enough
+    end = getattr(transport, "strategy", transport).close if leaving else transport.close
+    threading.Thread(target=end, name="shardalg end", daemon=True).start()
+    lane.rest(LINGER)
 
 
 def _check_alike(purposes: dict[int, str]) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -18,6 +20,8 @@ from ._strategies import STRATEGIES, Fused, PeerToPeer
 from ._transport import Exchange, Strategy
 
 TIMEOUT = timedelta(seconds=300)
+BRIEF = timedelta(milliseconds=10)
+NAP = 0.005  # seconds between two looks at work that takes long
 
 
 class GlooTransport:
@@ -71,7 +75,7 @@ class GlooTransport:
         return lambda: self._wait(works.pop)
 
     def _wait(self, start: Callable[[], Any]) -> None:
-        self._guarded(lambda: start().wait())
+        self._guarded(lambda: _patiently(start()))
 
     def _guarded(self, talk: Callable[[], Any]) -> Any:
         if self.group is None:
@@ -85,6 +89,20 @@ class GlooTransport:
         self.strategy.close()
         if self.owned:
             self.group = None
+
+
+def _patiently(work: Any) -> None:
+    """Wait for work, most of a long wait in Python: a process that waits inside gloo hears no interrupt,
+    and a thread that does cannot be left behind when the process ends."""
+    began = time.monotonic()
+    try:
+        with suppress(RuntimeError):  # of the work, or it takes longer
+            work.wait(BRIEF)
+        while not work.is_completed():
+            time.sleep(min(NAP, (time.monotonic() - began) / 100))
+        work.wait()
+    finally:
+        del work  # not for the frames of an error
 
 
 def with_strategy(transport: GlooTransport, name: str | None, host: str | None) -> GlooTransport:

@@ -71,7 +71,8 @@ class Lane:
         return self._holder not in (None, threading.get_ident())
 
     def rest(self, seconds: float) -> None:
-        """Wait until nothing goes on, at most so long."""
+        """Wait until all that was started is over, at most so long."""
+        self._last.wait(seconds)
         if self._one.acquire(timeout=seconds):
             self._one.release()
 

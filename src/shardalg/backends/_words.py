@@ -70,16 +70,19 @@ class Words:
 
     def _tell(self) -> None:
         with self._telling:
-            word = self._last
-            if word == self._told or self._store is None:
-                return
-            self._told, self._when = word, time.monotonic()
-            text = f"{word.run} {word.round} {int(word.ended)}"
-            try:
-                for rank in self._ranks:
-                    self._store.set(f"progress/{rank}", text)
-            except Exception:  # the store went with its host: errors will name fewer ranks, that is all
-                self._store = None
+            self._write()
+
+    def _write(self) -> None:
+        word = self._last
+        if word == self._told or self._store is None:
+            return
+        self._told, self._when = word, time.monotonic()
+        text = f"{word.run} {word.round} {int(word.ended)}"
+        try:
+            for rank in self._ranks:
+                self._store.set(f"progress/{rank}", text)
+        except Exception:  # the store went with its host: errors will name fewer ranks, that is all
+            self._store = None
 
     def _tell_later(self) -> None:
         """Tell the last of the words that come close together; end when none come."""
@@ -93,6 +96,14 @@ class Words:
                     if not self._due.is_set():
                         self._teller = None
                         return
+
+    def close(self) -> None:
+        """Tell the last word. Afterwards no thread of ours is inside the store: one that came back from there
+        while the process ends would abort it."""
+        if self._telling.acquire(timeout=GRACE):
+            self._write()
+            self._store = None
+            self._telling.release()
 
     def stale(self, mine: Word, ranks: tuple[int, ...], others: tuple[int, ...]) -> dict[int, Word | None]:
         """Ranks that do not answer within ``GRACE``, with their last word: those behind, if any are."""
