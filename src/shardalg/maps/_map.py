@@ -282,7 +282,7 @@ def require_map(m: object, what: str) -> None:
 def require_shards(m: AffineMap, what: str) -> None:
     """Raise unless ``m`` is a map from shards of ranks, as every layout is."""
     require_map(m, what)
-    if (m.domain.box_ranks < 0).any():
+    if not m.domain.ranked:
         raise InvalidMapError(f"{what} is no layout: that starts from shards of ranks, not from {m.domain}")
 
 

@@ -188,10 +188,10 @@ class Space:
     def __repr__(self) -> str:
         if not self.boxes:
             return "Space(())"
-        if all(b.rank is None for b in self.boxes):
+        if not self.ranks:
             shapes: Any = {b.name: b.shape for b in self.boxes}
             return f"Space.logical({shapes[''] if list(shapes) == [''] else shapes})"
-        if any(b.rank is None for b in self.boxes):
+        if not self.ranked:
             return f"Space({self.boxes})"
         if all(b.name == "" for b in self.boxes):
             return f"Space.shards({{{', '.join(f'{b.rank}: {b.shape}' for b in self.boxes)}}})"
@@ -207,6 +207,11 @@ class Space:
     def ranks(self) -> tuple[int, ...]:
         """Ranks that have a box, ascending."""
         return tuple(dict.fromkeys(b.rank for b in self.boxes if b.rank is not None))
+
+    @cached_property
+    def ranked(self) -> bool:
+        """Whether every box has a rank: storage, as layouts start from."""
+        return all(b.rank is not None for b in self.boxes)
 
     @cached_property
     def names(self) -> tuple[str, ...]:

@@ -145,7 +145,7 @@ def check_layout(m: AffineMap) -> AffineMap:
     """
     check(m)
     require_shards(m, "the map")
-    if any(b.rank is not None for b in m.codomain.boxes):
+    if m.codomain.ranks:
         raise InvalidMapError(f"a layout ends in logical tensors; its codomain is {m.codomain}")
     answer = is_single_valued(m)
     if not answer:

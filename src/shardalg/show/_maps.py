@@ -13,8 +13,7 @@ from ._show import show
 
 def is_layout(m: AffineMap) -> bool:
     """Whether a map goes from shards of ranks to logical tensors, one element per slot."""
-    stored = all(b.rank is not None for b in m.domain.boxes)
-    return stored and all(b.rank is None for b in m.codomain.boxes) and m.single_valued
+    return m.domain.ranked and not m.codomain.ranks and m.single_valued
 
 
 @show.register(AffineMap)

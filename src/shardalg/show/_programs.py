@@ -13,6 +13,7 @@ from ._picture import Picture
 from ._show import show
 
 MOST_RANKS, MOST_ROUNDS, MOST_LINES = 24, 40, 16
+BAR = 46.0  # the longest bar, in pixels
 
 
 class Staging(NamedTuple):
@@ -87,17 +88,14 @@ def _drawing(program: Program, staging: Staging) -> Drawing:
     sides = [rank_word(g) for g in staging.ranks]
     left = max(map(svg.wide, sides), default=0) + 8
     w = min(54.0, (WIDTH - 60 - left) / len(staging.rounds))
-    h, top, tall = (20 if len(sides) <= 12 else 13), 92.0, 46.0
+    h, top = (20 if len(sides) <= 12 else 13), 92.0
     shapes = [svg.dim(0, 11, _caption(staging), size=11.5)]
     totals = [max(sum(m.size for m in program.rounds[k].messages) for k in g) for g in staging.rounds]
     free = 0.0
     for j, (g, total) in enumerate(zip(staging.rounds, totals)):
-        x, bar = left + j * w, tall * total / max(*totals, 1)
+        x = left + j * w
         words = f"round {g[0]}" if len(g) == 1 else f"rounds {g[0]}-{g[-1]}"
-        look = f'fill="{svg.HUES[0]}"'
-        shapes.append(svg.rect(x + 1, top - 16 - bar, w - 2, bar, look, tip=f"{words}: {total} bytes"))
-        if svg.wide(_few(total), 9.5) <= w - 2:
-            shapes.append(svg.dim(x + w / 2, top - 19 - bar, _few(total), size=9.5, anchor="middle"))
+        shapes += _bar(total, max(*totals, 1), x, top - 16, w, words)
         if x >= free:
             shapes.append(svg.dim(x + w / 2, top - 4, str(g[0]), size=10, anchor="middle"))
             free = x + svg.wide(str(g[0]), 10) + 4
@@ -116,6 +114,16 @@ def _drawing(program: Program, staging: Staging) -> Drawing:
     )
     shapes.append(moved(legend, 0, bottom + 12))
     return Drawing(shapes, right, bottom + 12 + legend.height)
+
+
+def _bar(total: int, longest: int, x: float, y: float, w: float, words: str) -> list[str]:
+    """The bytes of a round as a bar that stands on ``y``, with their number where it fits."""
+    bar = BAR * total / longest
+    look = f'fill="{svg.HUES[0]}"'
+    shapes = [svg.rect(x + 1, y - bar, w - 2, bar, look, tip=f"{words}: {total} bytes")]
+    if svg.wide(_few(total), 9.5) <= w - 2:
+        shapes.append(svg.dim(x + w / 2, y - 3 - bar, _few(total), size=9.5, anchor="middle"))
+    return shapes
 
 
 def _few(n: int) -> str:
