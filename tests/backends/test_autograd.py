@@ -1,6 +1,8 @@
 """The adjoint: ``<run(p, x), y> = <x, run(adjoint(p), y)>``, exact in integers; runs differentiate by it."""
 
 import itertools
+import threading
+import time
 from fractions import Fraction
 
 import hypothesis
@@ -307,3 +309,218 @@ def test_a_module_trains_through_a_run(world):
         return sa.extract(ROWS, x, r).T @ mine.grad
 
     torch.testing.assert_close(sum(world(4, rank).good()), whole.grad)
+
+
+# --- who takes part in a backward ---------------------------------------------------------
+
+SOON = 2.0  # seconds that an error takes where nobody has to wait for a timeout
+
+
+def loud(ctx, layout=ROWS):
+    """This process's shards, requiring gradients."""
+    return {r: x.requires_grad_() for r, x in own(ctx, sa.extract(layout, full(layout))).items()}
+
+
+def usable(ctx):
+    """The context is as good as before."""
+    out = sa.run(ctx, sa.bind(ctx, sa.plan(ROWS, COLUMNS)), own(ctx, sa.extract(ROWS, full(ROWS))))
+    require(out, own(ctx, sa.extract(COLUMNS, full(ROWS))))
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("strategy", ["fused", "shared"])
+def test_targets_that_a_loss_does_not_use_have_zero_gradients(world, size, strategy):
+    """Each rank's loss uses other targets; only one source requires gradients, and one is an integer."""
+    a, b, n = rows(size), columns(size), {"ids": torch.int64}
+    tree = sa.plan_tree({"w": a, "v": a, "ids": a}, {"w": b, "v": b, "ids": b})
+
+    def rank(ctx):
+        (r,) = ctx.ranks
+        bound = sa.bind(ctx, tree)
+        given = {
+            name: own(ctx, sa.extract(a, full(a, n.get(name, torch.float32)))) for name in ("w", "v", "ids")
+        }
+        given["w"][r].requires_grad_()
+        out = sa.run(ctx, bound, given)
+        used = out["w" if r % 2 else "v"][r]
+        (used * (r + 1)).sum().backward()
+        assert given["v"][r].grad is None
+        return given["w"][r].grad
+
+    weights = {r: torch.full(b.shard_shape(r), (r + 1.0) * (r % 2)) for r in range(size)}
+    wanted = sa.extract(a, sa.rebuild(b, weights))
+    require(dict(enumerate(world(size, rank, strategy=strategy).good())), wanted)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_relayed_runs_go_back_without_relay(world, size):
+    """One rank holds the source, all receive and forward; its gradient is the sum of theirs."""
+    source, target = sa.layout((8, 6), sa.Replicate(), ranks=1), sa.layout((8, 6), sa.Replicate(), ranks=size)
+    program = sa.schedule(sa.plan(source, target), max_bytes=256, dtypes="float32", relay=True)
+
+    def rank(ctx):
+        (r,) = ctx.ranks
+        mine = loud(ctx, source)
+        out = sa.run(ctx, sa.bind(ctx, program), mine)
+        (out[r] * (r + 1)).sum().backward()
+        return mine[0].grad if r == 0 else None
+
+    found = world(size, rank).good()
+    assert found[0].eq(sum(range(1, size + 1))).all()
+
+
+def test_a_rank_whose_targets_have_no_gradients_is_told(world):
+    """It gets integers only, so nothing there would lead back into the run."""
+    few = sa.layout((8, 6), sa.Split(0), ranks=[0, 1, 2])
+    tree = sa.plan_tree(
+        {"w": few, "ids": ROWS}, {"w": sa.layout((8, 6), sa.Split(1), ranks=[0, 1, 2]), "ids": COLUMNS}
+    )
+
+    def rank(ctx):
+        bound = sa.bind(ctx, tree)
+        given = {"w": loud(ctx, few), "ids": own(ctx, sa.extract(ROWS, full(ROWS, torch.int64)))}
+        with pytest.raises(sa.UnsupportedError, match=r"ranks \[3\] get no tensor that has any") as refused:
+            sa.run(ctx, bound, given)
+        with torch.no_grad():
+            sa.run(ctx, bound, given)
+        return str(refused.value)
+
+    assert len(set(world(4, rank).good())) == 1
+
+
+UNABLE = {
+    "out": lambda ctx, bound: sa.run(
+        ctx,
+        bound,
+        loud(ctx),
+        {r: torch.zeros_like(x) for r, x in own(ctx, sa.extract(COLUMNS, full(ROWS))).items()},
+    ),
+    "no_grad": torch.no_grad()(lambda ctx, bound: sa.run(ctx, bound, loud(ctx))),
+    "inference": torch.inference_mode()(lambda ctx, bound: sa.run(ctx, bound, loud(ctx))),
+}
+
+
+@pytest.mark.parametrize("what", UNABLE)
+def test_a_rank_that_records_nothing_is_named_on_every_rank(world, what):
+    """The others' backward would wait for it."""
+
+    def rank(ctx):
+        bound = sa.bind(ctx, sa.plan(ROWS, COLUMNS))
+        act = UNABLE[what] if ctx.ranks == (2,) else lambda ctx, bound: sa.run(ctx, bound, loud(ctx))
+        with pytest.raises(sa.UnsupportedError) as refused:
+            act(ctx, bound)
+        usable(ctx)
+        return str(refused.value)
+
+    (said,) = set(world(4, rank, timeout=20).good())
+    assert "inputs of ranks [0, 1, 3] require gradients, but ranks [2] gave out=" in said
+
+
+def test_what_requires_gradients_cannot_be_donated(world):
+    def rank(ctx):
+        bound = sa.bind(ctx, sa.plan(ROWS, COLUMNS))
+        mine = loud(ctx)
+        with pytest.raises(sa.UnsupportedError if ctx.ranks == (2,) else sa.TransferError, match="donate"):
+            sa.run(ctx, bound, mine, donate=ctx.ranks == (2,))
+        assert all(x.numel() for x in mine.values())
+        with torch.no_grad():
+            sa.run(ctx, bound, mine, donate=True)
+        assert not any(x.numel() for x in mine.values())
+
+    world(4, rank, timeout=20).good()
+
+
+def test_a_rank_may_donate_what_requires_none(world):
+    """Others' gradients come back; its own are nobody's."""
+
+    def rank(ctx):
+        bound = sa.bind(ctx, sa.plan(ROWS, COLUMNS))
+        quiet = ctx.ranks == (2,)
+        mine = own(ctx, sa.extract(ROWS, full(ROWS))) if quiet else loud(ctx)
+        out = sa.run(ctx, bound, mine, donate=quiet)
+        sum(x.sum() for x in out.values()).backward()
+        return [x.numel() == 0 if quiet else bool(x.grad.eq(1).all()) for x in mine.values()]
+
+    assert world(4, rank).good() == [[True]] * 4
+
+
+@pytest.mark.parametrize("strategy", ["fused", "p2p", "shared"])
+def test_a_rank_that_never_goes_back_is_named_at_the_timeout(world, strategy):
+    over = threading.Barrier(4)
+
+    def rank(ctx):
+        out = sa.run(ctx, sa.bind(ctx, sa.plan(ROWS, COLUMNS)), loud(ctx))
+        if ctx.ranks == (2,):
+            over.wait(20)
+            return None
+        start = time.monotonic()
+        with pytest.raises(sa.TransferError) as refused:
+            sum(x.sum() for x in out.values()).backward()
+        seconds = time.monotonic() - start
+        over.wait(20)
+        return str(refused.value), seconds
+
+    found = world(4, rank, timeout=0.5, strategy=strategy).good()
+    for r in (0, 1, 3):
+        said, seconds = found[r]
+        assert "every rank must go back through run 0" in said and seconds < 0.5 + SOON
+    assert any("no answer from rank 2" in found[r][0] for r in (0, 1, 3))
+
+
+ELSEWHERE = {
+    "runs on": (lambda ctx, bound, out: sa.run(ctx, bound, loud(ctx)), "rank 2 in a run"),
+    "goes back through another": (lambda ctx, bound, out: out[1].sum().backward(), "through run 0, rank 2 1"),
+    "wants a graph": (
+        lambda ctx, bound, out: torch.autograd.grad(
+            out[0].square().sum(), [out[2]], create_graph=True
+        ), r"ranks \[2\] go back with create_graph=True, ranks \[0, 1, 3\] without",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", ELSEWHERE)
+def test_a_rank_that_does_not_go_back_with_the_others_is_heard_at_once(world, what):
+    other, words = ELSEWHERE[what]
+
+    def rank(ctx):
+        (r,) = ctx.ranks
+        bound = sa.bind(ctx, sa.plan(ROWS, COLUMNS))
+        mine = loud(ctx)
+        out = [sa.run(ctx, bound, mine)[r], sa.run(ctx, bound, mine)[r], mine[r]]
+        start = time.monotonic()
+        with pytest.raises(sa.ShardalgError, match=words) as refused:
+            other(ctx, bound, out) if r == 2 else out[0].square().sum().backward()
+        assert time.monotonic() - start < SOON
+        usable(ctx)
+        return str(refused.value)
+
+    assert len(set(world(4, rank, timeout=20).good())) == 1
+
+
+@pytest.mark.parametrize("strategy", ["fused", "shared"])
+def test_a_backward_through_a_closed_context_is_refused(world, strategy):
+    def rank(ctx):
+        out = sa.run(ctx, sa.bind(ctx, sa.plan(ROWS, COLUMNS)), loud(ctx))
+        if ctx.ranks == (2,):
+            ctx.close()
+        start = time.monotonic()
+        kind = sa.ProvenanceError if ctx.ranks == (2,) else sa.TransferError
+        with pytest.raises(kind, match=r"closed|gloo"):
+            sum(x.sum() for x in out.values()).backward()
+        return time.monotonic() - start
+
+    assert max(world(4, rank, timeout=20, strategy=strategy).good()) < SOON
+
+
+def test_a_run_in_the_background_is_recorded_where_it_was_asked_for(world):
+    """Whatever mode the thread is in that waits for it."""
+
+    def rank(ctx):
+        mine = loud(ctx)
+        handle = sa.run_async(ctx, sa.bind(ctx, sa.plan(ROWS, COLUMNS)), mine)
+        with torch.no_grad():
+            out = handle.wait()
+        sum(x.sum() for x in out.values()).backward()
+        return all(x.grad.eq(1).all() for x in mine.values())
+
+    assert world(4, rank).good() == [True] * 4

@@ -8,6 +8,7 @@ from fractions import Fraction
 
 import pytest
 import torch
+import torch.distributed as dist
 from cases import COLUMNS, ROWS, WHOLE, columns, full, move, own, require, rows
 
 import shardalg as sa
@@ -459,6 +460,39 @@ def test_a_source_that_several_targets_read_leaves_after_the_last():
         require(out["a"], sa.extract(COLUMNS, x))
         require(out["b"], sa.extract(WHOLE, x))
         assert all(s.numel() == 0 for s in shards["a"].values())
+
+
+# --- inference mode -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_inference_mode_leaves_nothing_that_later_runs_cannot_use(world, strategy):
+    """What a context keeps is written by all of its runs, in whatever mode each is."""
+
+    def rank(ctx):
+        bound = sa.bind(ctx, sa.schedule(sa.plan(ROWS, COLUMNS), max_bytes=256, dtypes="float32"))
+        wanted = own(ctx, sa.extract(COLUMNS, full(ROWS)))
+        out = {r: torch.zeros_like(x) for r, x in wanted.items()}
+        for inference in (True, False, True, False):
+            with torch.inference_mode(inference):
+                for given in (None, out):
+                    shards = own(ctx, sa.extract(ROWS, full(ROWS)))
+                    require(sa.run(ctx, bound, shards, given, verify=given is None), wanted)
+                    require(sa.run_async(ctx, bound, shards, given).wait(), wanted)
+
+    world(4, rank, strategy=strategy).good()
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_context_made_in_inference_mode(world, strategy):
+    def rank(ctx):
+        store = dist.PrefixStore("inner", ctx.transport.store)
+        with torch.inference_mode():
+            inner = sa.backends.cpu(store=store, rank=ctx.ranks[0], size=4, strategy=strategy)
+        with inner:
+            move(inner, ROWS, COLUMNS)
+
+    world(4, rank).good()
 
 
 # --- verify -------------------------------------------------------------------------------

@@ -207,7 +207,8 @@ class Context:
         held = self._pool.get((rank, use))
         if held is None or held.numel() < size:
             self.counters.allocations += 1
-            held = torch.empty(size, dtype=torch.uint8, device=self.transport.device)
+            with torch.inference_mode(False):  # later runs write it, too, in whatever mode
+                held = torch.empty(size, dtype=torch.uint8, device=self.transport.device)
             self._pool[rank, use] = held
         return held[:size]
 

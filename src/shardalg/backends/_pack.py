@@ -493,7 +493,8 @@ class Kept:
                 return
             if len(self.attached) == MEMORIES:
                 del self.attached[next(iter(self.attached))]
-            attached = attach(self.steps, {p: unowned(x) for p, x in zip(self.where, tensors)})
+            with torch.inference_mode(False):  # later runs write these views, too, in whatever mode
+                attached = attach(self.steps, {p: unowned(x) for p, x in zip(self.where, tensors)})
             self.attached[seen] = attached
         attached.go()
 
