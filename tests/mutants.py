@@ -35,8 +35,8 @@ MUTANTS = [
     ),
     Mutant(
         "_invert.py",
-        "sign * c.denominator, sign * c.numerator",
-        "c.numerator, c.denominator",
+        "c._replace(numerator=numerator, denominator=denominator)",
+        "c",
         "test_invert.py",
     ),
     Mutant("_sets.py", "minus(b.table, a.table, limits", "minus(a.table, b.table, limits", "test_sets.py"),
@@ -89,7 +89,7 @@ MUTANTS = [
     Mutant("_select.py", "np.where(_own(r), r.target, spread)", "spread", "test_plan.py"),
     Mutant(
         "_choose.py",
-        "down = _reciprocal(s.numerator[met.left], s.denominator[met.left])",
+        "down = reciprocal((s.numerator[met.left], s.denominator[met.left]))",
         "down = (s.numerator[met.left], s.denominator[met.left])",
         "test_plan.py",
     ),

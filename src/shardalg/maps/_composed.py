@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import numpy as np
 
 from .._errors import InvalidMapError
@@ -29,7 +31,13 @@ def composed(g: PieceTable, f: PieceTable, limits: Limits, budget: Budget) -> Pi
     )  # fmt: skip
 
 
-Ratio = tuple[IntArray, IntArray]
+Ratio: TypeAlias = tuple[IntArray, IntArray]  # numerators and denominators
+
+
+def reciprocal(scale: Ratio) -> Ratio:
+    """Columnwise 1/s, denominators positive."""
+    sign = np.sign(scale[0])
+    return sign * scale[1], sign * scale[0]
 
 
 def product_scale(a: Ratio, b: Ratio) -> Ratio:

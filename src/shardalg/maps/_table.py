@@ -43,6 +43,13 @@ class Columns(NamedTuple):
             return self.dom_box, self.dom_offset, self.dom_strides
         return self.cod_box, self.cod_offset, self.cod_strides
 
+    def swapped(self) -> Columns:
+        """The sides exchanged, the scales as they were."""
+        return self._replace(
+            dom_box=self.cod_box, dom_offset=self.cod_offset, dom_strides=self.cod_strides,
+            cod_box=self.dom_box, cod_offset=self.dom_offset, cod_strides=self.dom_strides,
+        )  # fmt: skip
+
 
 class PieceTable:
     """Pieces in normal form behind equality and hash; ``rows`` is ``[6 + 3 * axes, pieces]``.

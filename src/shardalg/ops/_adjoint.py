@@ -10,7 +10,7 @@ from .._errors import InvalidMapError
 from ..maps import AffineMap, Box, Space
 from ..maps._map import rebox
 from ..maps._space import IntArray
-from ..maps._table import Columns, PieceTable, build, concatenate
+from ..maps._table import build, concatenate
 from ..plans import Entry, TransferPlan, TreePlan
 from ._plan_tree import beside, side_by_side
 
@@ -40,7 +40,7 @@ def adjoint(plan: P) -> P:
         return _of_tree(plan)  # type: ignore[return-value]
     if not isinstance(plan, TransferPlan):
         raise InvalidMapError(f"adjoint takes a TransferPlan or a TreePlan, got {type(plan).__name__}")
-    back = AffineMap(plan.map.codomain, plan.map.domain, build(swapped_columns(plan.map.table)))
+    back = AffineMap(plan.map.codomain, plan.map.domain, build(plan.map.table.columns.swapped()))
     return _turned(plan, plan.target, plan.source, back)
 
 
@@ -50,15 +50,6 @@ def _turned(p: TransferPlan, source: AffineMap, target: AffineMap, m: AffineMap)
     return TransferPlan(
         source, target, m, select, "leave", p.target_ranks, p.source_ranks, p.rank, p.pairs, p.same_ranks
     )
-
-
-def swapped_columns(table: PieceTable) -> Columns:
-    """The sides of a table swapped, its scale as it was."""
-    c = table.columns
-    return Columns(
-        c.cod_box, c.cod_offset, c.dom_box, c.dom_offset, c.numerator, c.denominator,
-        c.shape, c.cod_strides, c.dom_strides,
-    )  # fmt: skip
 
 
 # --- trees --------------------------------------------------------------------------------
@@ -84,7 +75,7 @@ def _entry_of(name: str, readers: list[Reader]) -> Entry:
     source = targets[0] if len(targets) == 1 else side_by_side(targets)
     tables = []
     for at, reader in enumerate(readers):
-        table = build(swapped_columns(_copies_of(reader).table))
+        table = build(_copies_of(reader).table.columns.swapped())
         boxes = [b if len(readers) == 1 else beside(b, at) for b in targets[at].domain.boxes]
         numbers = np.array([source.domain.index(*b.key) for b in boxes], np.int64)
         tables.append(build(rebox(table, None, numbers)))

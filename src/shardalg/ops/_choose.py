@@ -13,7 +13,7 @@ import numpy as np
 from .._errors import SelectionError
 from .._limits import Budget, Limits
 from ..maps import AffineMap
-from ..maps._composed import product_scale
+from ..maps._composed import product_scale, reciprocal
 from ..maps._meet import Blocks, Met, meet
 from ..maps._relation import CODOMAIN, DOMAIN, collides, exact_sizes, side_blocks, side_region
 from ..maps._space import BoolArray, IntArray
@@ -239,7 +239,7 @@ def _copies(m: _Matched) -> PieceTable:
     ``source slot * scale`` with scale = target scale / source scale."""
     s, t, met = m.source.columns, m.target.columns, m.met
     up = (t.numerator[met.right], t.denominator[met.right])
-    down = _reciprocal(s.numerator[met.left], s.denominator[met.left])
+    down = reciprocal((s.numerator[met.left], s.denominator[met.left]))
     numerator, denominator = product_scale(up, down)
     return build(
         Columns(
@@ -247,8 +247,3 @@ def _copies(m: _Matched) -> PieceTable:
             numerator, denominator, met.shape, met.right_strides[0], met.left_strides[0],
         )
     )  # fmt: skip
-
-
-def _reciprocal(numerator: IntArray, denominator: IntArray) -> tuple[IntArray, IntArray]:
-    sign = np.sign(numerator)
-    return sign * denominator, sign * numerator

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from ..maps import AffineMap
+from ..maps._composed import reciprocal
 from ..maps._map import known, remember, require_map
-from ..maps._table import Columns, build
+from ..maps._table import build
 
 
 def invert(m: AffineMap) -> AffineMap:
@@ -23,11 +22,8 @@ def invert(m: AffineMap) -> AffineMap:
     Piece((2,), Side(1, (2,)), Side(0, (1,), rank=0))
     """
     require_map(m, "invert: m")
-    c = m.table.columns
-    sign = np.sign(c.numerator)
-    swapped = Columns(
-        c.cod_box, c.cod_offset, c.dom_box, c.dom_offset, sign * c.denominator, sign * c.numerator,
-        c.shape, c.cod_strides, c.dom_strides,
-    )  # fmt: skip
-    inverse = AffineMap(m.codomain, m.domain, build(swapped))
+    c = m.table.columns.swapped()
+    numerator, denominator = reciprocal((c.numerator, c.denominator))
+    table = build(c._replace(numerator=numerator, denominator=denominator))
+    inverse = AffineMap(m.codomain, m.domain, table)
     return remember(inverse, single_valued=known(m, "injective"), injective=known(m, "single_valued"))
