@@ -72,7 +72,8 @@ REFUSED = {
     "blocks without order": (lambda: BlockGather(0, 2, [{0, 1}]), "the blocks of rank 0 must be a sequence"),
     "experts without order": (lambda: Experts([[0], {2, 1}]), "the experts of rank 1 must be a sequence"),
     "a segment without its placement": (
-        lambda: Segments(0, (4, Split(0))), "pairs, as in Segments(0, ((4, Split(0)),)), got (4,",
+        lambda: Segments(0, (4, Split(0))),
+        "pairs, as in Segments(0, ((4, Split(0)),)), got (4,",
     ),
     "segments without order": (lambda: Segments(0, {(2, Split(0))}), "Segments.parts must be a sequence"),
     "limits that are a number": (
