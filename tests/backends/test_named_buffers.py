@@ -56,3 +56,32 @@ def test_a_missing_buffer_is_named_as_its_layout_names_it():
         del shards["w"][0]["lo"]
         with pytest.raises(InvalidMapError, match=r"\['w'\]\[0\] has no tensor 'lo'; it has \['hi'\]"):
             sa.run(ctx, bound, shards)
+
+
+def one_element(*names):
+    """Rank 0 holds the one element of a tensor in a box for each name."""
+    logical = sa.Space.logical((1,))
+    pieces = [sa.Piece((), sa.Side(0, (), 0, name), sa.Side(0, ())) for name in names]
+    return sa.AffineMap.from_pieces(sa.Space.shards({0: dict.fromkeys(names, (1,))}), logical, pieces)
+
+
+def test_a_shard_beside_named_tensors_has_the_empty_name():
+    both, alone = one_element("", "b"), one_element("")
+    ctx = sa.backends.simulate(1)
+    x = torch.tensor([3.0], requires_grad=True)
+    found = sa.run(ctx, sa.bind(ctx, sa.plan(alone, both)), {0: x})
+    assert {name: t.item() for name, t in found[0].items()} == {"": 3.0, "b": 3.0}
+    (found[0][""] * 2 + found[0]["b"]).backward()
+    assert x.grad.item() == 3
+    back = sa.run(ctx, sa.bind(ctx, sa.plan(both, alone)), {0: {n: t.detach() for n, t in found[0].items()}})
+    assert back[0].item() == 3
+    with pytest.raises(InvalidMapError, match=r"tensors \['c'\]; the layout has \['', 'b'\]"):
+        sa.run(ctx, sa.bind(ctx, sa.plan(both, alone)), {0: {"c": x, "": x, "b": x}})
+
+
+def test_two_single_elements_of_one_rank_add_up():
+    """An adjoint whose copies have no axes."""
+    plan = sa.plan(one_element(""), one_element("a", "b"))
+    ctx = sa.backends.simulate(1)
+    shards = {0: {"a": torch.tensor([1.0]), "b": torch.tensor([2.0])}}
+    assert sa.run(ctx, sa.bind(ctx, sa.adjoint(plan)), shards)[0].item() == 3

@@ -9,7 +9,7 @@ import torch
 
 from .._errors import UnsupportedError
 from ._context import Context
-from ._job import Job, Key
+from ._job import Job, Key, bare
 from ._ready import Ready
 
 if TYPE_CHECKING:
@@ -79,14 +79,10 @@ class _Run(torch.autograd.Function):
     @staticmethod
     def backward(fn: Any, *gradients: torch.Tensor) -> Any:
         past: Past = fn.past
-        given: dict[str, dict[int | None, Any]] = {
-            str(k): {} for k in range(len(past.ready.program.plan.entries))
-        }
+        held: list[dict[int | None, dict[str, Any]]] = [{} for _ in past.ready.program.plan.entries]
         for (k, b), x in zip(past.results, gradients):
-            if b.name:
-                given[str(k)].setdefault(b.rank, {})[b.name] = x
-            else:
-                given[str(k)][b.rank] = x
+            held[k].setdefault(b.rank, {})[b.name] = x
+        given = {str(k): bare(its) for k, its in enumerate(held)}
         performed = fn.back(past, given)
         found = _results_of(performed, fn.back)
         its = (found[k] if _has_gradients(x.dtype) else None for k, x in past.shards.items())

@@ -53,12 +53,11 @@ def form_of(ctx: Context, program: Program, what: str) -> Form:
 def _known(boxes: list[tuple[int, bool, str]]) -> Known:
     names: dict[int, set[str]] = {}
     for rank, _, name in boxes:
-        if name:
-            names.setdefault(rank, set()).add(name)
+        names.setdefault(rank, set()).add(name)
     return Known(
         frozenset(rank for rank, _, _ in boxes),
         frozenset(rank for rank, held, _ in boxes if held),
-        {rank: frozenset(its) for rank, its in names.items()},
+        {rank: frozenset(its) for rank, its in names.items() if its != {""}},
     )
 
 

@@ -172,15 +172,17 @@ class Job:
         if self.out is not None:
             return self.out
         tree: dict[str, dict[int | None, Any]] = {e.target: {} for e in self.program.plan.entries}
-        for key, name, _, b in self.seats.targets:
-            its = tree[name]
-            if b.name:
-                its.setdefault(b.rank, {})[b.name] = results[key]
-            else:
-                its[b.rank] = results[key]
+        for s in self.seats.targets:
+            tree[s.name].setdefault(s.box.rank, {})[s.inner] = results[s.key]
+        tree = {name: bare(its) for name, its in tree.items()}
         for alias, name in self.program.plan.tied:
             tree[alias] = tree[name]
         return tree[""] if self.program.single else tree
+
+
+def bare(shards: Mapping[int | None, Mapping[str, Any]]) -> dict[int | None, Any]:
+    """Shards by rank: the tensor itself where a rank has one without a name."""
+    return {rank: its[""] if its.keys() == {""} else its for rank, its in shards.items()}
 
 
 def flat(x: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,7 @@ on rounds or on the order in which messages come.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -123,7 +124,8 @@ def _layers(
     """Arrivals slot by slot, in (source rank, slot) order: the k-th arrivals of all slots together."""
     rows = []
     for i in its.tolist():
-        index = np.indices(tuple(c.shape[:, i].tolist())).reshape(len(c.shape), -1)
+        shape = tuple(c.shape[:, i].tolist())
+        index = np.indices(shape).reshape(len(shape), math.prod(shape))
         slot = c.dom_offset[i] + c.dom_strides[:, i] @ index
         sent = c.cod_offset[i] + c.cod_strides[:, i] @ index
         same = np.ones_like(slot)
