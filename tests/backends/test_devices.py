@@ -13,7 +13,7 @@ from devices import Pretended, pretend
 import shardalg as sa
 from shardalg.backends import _registry
 from shardalg.backends._cuda import Cuda
-from shardalg.backends._device import tournament
+from shardalg.backends._strategies import tournament
 from shardalg.backends._xpu import Xpu
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -14,9 +13,9 @@ import torch.distributed as dist
 
 from .._errors import InvalidMapError, TransferError
 from ._context import Context
-from ._own import guarded, own_store
+from ._own import find_place, guarded
 from ._shared import meet_near
-from ._strategies import STRATEGIES, Fused, PeerToPeer
+from ._strategies import STRATEGIES, Fused, PeerToPeer, check_name
 from ._transport import Exchange, Strategy
 
 TIMEOUT = timedelta(seconds=300)
@@ -109,8 +108,8 @@ def with_strategy(transport: GlooTransport, name: str | None, host: str | None) 
     """The transport with the strategy of that name, or the best one for where the ranks are: shared
     memory takes about half of gloo's time, so it is used wherever two ranks can share it; else peer to
     peer, which saves the copies of whole blocks. Collective."""
-    if name is not None and name not in STRATEGIES:
-        raise InvalidMapError(f"no strategy {name!r}; there are {STRATEGIES}")
+    if name is not None:
+        check_name(name, STRATEGIES)
     if len(transport.peers) == 1:
         return transport
     asked = [word.decode() for word in transport.gather_words((name or "").encode())]
@@ -148,34 +147,15 @@ def cpu(
     peer to peer where none can; so do ``"shared"`` and ``"mixed"``. ``host`` names what this rank takes
     for its host, besides what the system says: ranks with other names do not share memory.
     """
-    if store is not None:
-        if rank is None or size is None or not 0 <= rank < size:
-            raise InvalidMapError(f"cpu(store=...) needs 0 <= rank < size, got rank={rank}, size={size}")
-        return _context(store, rank, tuple(range(size)), timeout, strategy, host)
-    if group is None:
-        if not dist.is_initialized():
-            if "RANK" not in os.environ or "MASTER_ADDR" not in os.environ:
-                raise InvalidMapError(
-                    "cpu() needs a process group: start under torchrun, call"
-                    " torch.distributed.init_process_group, or pass store=, rank= and size="
-                )
-            dist.init_process_group("gloo", timeout=timeout)
-        group = dist.group.WORLD
-    backend = dist.get_backend(group)
-    if "gloo" not in backend:
-        raise InvalidMapError(f"cpu() needs a gloo group, this one is {backend!r}; use backends.auto(group)")
-    peers = tuple(dist.get_process_group_ranks(group))
-    mine = own_store(group, torch.device("cpu"))
-    if mine is not None:
-        return _context(mine, dist.get_rank(), peers, timeout, strategy, host)
-    made = GlooTransport(group, dist.get_rank(), peers, store=None, timeout=timeout, owned=False)
-    return Context(with_strategy(made, strategy, host))
-
-
-def _context(
-    store: Any, rank: int, peers: tuple[int, ...], timeout: timedelta, strategy: str | None, host: str | None
-) -> Context:
-    """A context on a group of its own."""
-    own = guarded(lambda: dist.ProcessGroupGloo(store, peers.index(rank), len(peers), timeout))
-    made = GlooTransport(own, rank, peers, store=store, timeout=timeout, owned=True)
-    return Context(with_strategy(made, strategy, host))
+    place = find_place("cpu", "gloo", group, store, rank, size, timeout, torch.device("cpu"))
+    own = place.group
+    if place.store is not None:
+        own = guarded(lambda: dist.ProcessGroupGloo(place.store, place.position, len(place.peers), timeout))
+    made = GlooTransport(
+        own, place.rank, place.peers, store=place.store, timeout=timeout, owned=place.store is not None
+    )
+    try:
+        return Context(with_strategy(made, strategy, host))
+    except BaseException:  # the others wait for this rank's words
+        made.close()
+        raise

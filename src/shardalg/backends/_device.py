@@ -7,7 +7,6 @@ changes a byte is switched off, on every rank, with a warning. (XCCL has done so
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,9 +18,9 @@ import torch.distributed as dist
 
 from .._errors import InvalidMapError, TransferError, UnsupportedError
 from ._context import Context, log
-from ._own import guarded, own_store
-from ._strategies import Fused
-from ._transport import Buffers, Exchange, Meanwhile, Outgoing, Strategy
+from ._own import find_place, guarded
+from ._strategies import Fused, Pairwise, check_name
+from ._transport import Buffers, Exchange, Outgoing, Strategy
 
 TIMEOUT = timedelta(seconds=300)
 NAP = 50e-6  # seconds between two looks at work that goes on
@@ -135,84 +134,23 @@ class DeviceTransport:
             group.abort()
 
 
-# --- strategies ---------------------------------------------------------------------------
-
-
-class Pairwise:
-    """Messages to one peer at a time, in the order of a round-robin tournament: in each step a rank talks
-    to one other, and the lower position speaks first, so that no order of calls can block."""
-
-    name = "pairwise"
-    turn_bytes = None
-    straight = False
-
-    def __init__(self, transport: DeviceTransport) -> None:
-        self.transport = transport
-
-    def outbox(self, rank: int, size: int, buffers: Buffers) -> torch.Tensor:
-        return buffers(rank, "send", size)  # type: ignore[no-any-return]
-
-    def swap(
-        self, parts: Mapping[int, Outgoing], buffers: Buffers, meanwhile: Meanwhile
-    ) -> dict[int, Sequence[torch.Tensor]]:
-        ((rank, part),) = parts.items()
-        into = buffers(rank, "receive", sum(part.receive_bytes)).split(part.receive_bytes)
-        for peer in tournament(self.transport.position, len(self.transport.peers)):
-            self._talk(peer, part.messages[peer], into[peer])
-        meanwhile()
-        return {rank: into}
-
-    def _talk(self, peer: int, out: torch.Tensor, into: torch.Tensor) -> None:
-        group = self.transport.group
-        calls = [(group.send, out), (group.recv, into)]
-        for call, x in calls if self.transport.position < peer else reversed(calls):
-            if x.numel():
-                self.transport.finish(guarded(lambda call=call, x=x: call([x], peer, 0)))  # type: ignore[misc]
-
-    def release(self) -> None:
-        """Buffers are ours."""
-
-    def close(self) -> None:
-        """Nothing to give back."""
-
-
-def tournament(position: int, count: int) -> list[int]:
-    """Whom a rank meets, step by step; in every step the meetings are mutual.
-
-    >>> [tournament(k, 3) for k in range(3)]
-    [[1, 2], [2, 0], [1, 0]]
-    """
-    met = [(step - position) % count for step in range(count)]
-    return [peer for peer in met if peer != position]
-
+# --- the self-test ------------------------------------------------------------------------
 
 MAKERS: dict[str, Callable[[DeviceTransport], Strategy]] = {"fused": Fused, "pairwise": Pairwise}
 
 
-# --- the self-test ------------------------------------------------------------------------
-
-
 def choose(transport: DeviceTransport, asked: str | None = None) -> Strategy:
     """The first strategy that brings known data unchanged on every rank. Collective."""
-    names = transport.layer.strategies if asked is None else (asked,)
+    kind, names = transport.layer.group_backend, transport.layer.strategies if asked is None else (asked,)
     for name in names:
-        if name not in MAKERS:
-            raise InvalidMapError(
-                f"no strategy {name!r} for {transport.layer.name}; there are {sorted(MAKERS)}"
-            )
+        check_name(name, MAKERS)
         strategy = MAKERS[name](transport)
         bad = self_test(transport, strategy)
         if not bad:
             return strategy
-        log.warning(
-            "%s: strategy %r changes data on ranks %s; it is switched off",
-            transport.layer.group_backend,
-            name,
-            bad,
-        )
+        log.warning("%s: strategy %r changes data on ranks %s; it is switched off", kind, name, bad)
     raise TransferError(
-        f"{transport.layer.group_backend}: every strategy of {list(names)} changes data here;"
-        " run on the host with backends.cpu()"
+        f"{kind}: every strategy of {list(names)} changes data here; run on the host with backends.cpu()"
     )
 
 
@@ -254,16 +192,6 @@ def _plain_buffers(device: torch.device) -> Buffers:
 # --- making a context ---------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class Place:
-    """Where a context begins: a store, a rank of its peers, and the group that was given, if one was."""
-
-    store: Any
-    rank: int
-    peers: tuple[int, ...]
-    group: Any = None
-
-
 def device_context(
     layer: Layer,
     group: Any = None,
@@ -285,13 +213,16 @@ def device_context(
     if not 0 <= index < layer.count():
         raise InvalidMapError(f"device {index} of {layer.name} does not exist; there are {layer.count()}")
     chosen = layer.select(index)
-    place = _place(layer, group, store, rank, size, timeout, chosen)
+    place = find_place(layer.name, layer.group_backend, group, store, rank, size, timeout, chosen)
     own = place.group
     if place.store is not None:
-        position = place.peers.index(place.rank)
-        own = guarded(lambda: layer.group(place.store, position, len(place.peers), timeout))
+        own = guarded(lambda: layer.group(place.store, place.position, len(place.peers), timeout))
     made = DeviceTransport(layer, own, place.rank, place.peers, chosen, store=place.store, timeout=timeout)
-    made.strategy = choose(made, strategy)
+    try:
+        made.strategy = choose(made, strategy)
+    except BaseException:  # the others wait for this rank's part of the self-test
+        made.close()
+        raise
     return Context(made)
 
 
@@ -302,30 +233,3 @@ def local_index(layer: Layer, rank: int | None) -> int:
     if rank is None:
         rank = dist.get_rank() if dist.is_initialized() else 0
     return rank % layer.count()
-
-
-def _place(
-    layer: Layer, group: Any, store: Any, rank: int | None, size: int | None, timeout: timedelta, device: Any
-) -> Place:
-    if store is not None:
-        if rank is None or size is None or not 0 <= rank < size:
-            raise InvalidMapError(
-                f"{layer.name}(store=...) needs 0 <= rank < size, got rank={rank}, size={size}"
-            )
-        return Place(store, rank, tuple(range(size)))
-    if group is None:
-        if not dist.is_initialized():
-            if "RANK" not in os.environ or "MASTER_ADDR" not in os.environ:
-                raise InvalidMapError(
-                    f"{layer.name}() needs a process group: start under torchrun, call"
-                    " torch.distributed.init_process_group, or pass store=, rank= and size="
-                )
-            dist.init_process_group(layer.group_backend, timeout=timeout)
-        group = dist.group.WORLD
-    if layer.group_backend not in dist.get_backend(group):
-        raise InvalidMapError(
-            f"{layer.name}() needs a {layer.group_backend} group, this one is {dist.get_backend(group)!r};"
-            " use backends.auto(group)"
-        )
-    peers = tuple(dist.get_process_group_ranks(group))
-    return Place(own_store(group, device), dist.get_rank(), peers, group)

@@ -55,11 +55,12 @@ def run(
 
     ``donate=True`` gives the source tensors up: each becomes empty as soon as its last copy has left.
     ``verify=True`` compares a checksum per copy; a difference is the same error on every rank and names
-    the copy. ``progress`` is called with (rounds done, rounds in all). ``ctx.last_report`` says what the
-    run did.
+    the copy. ``progress`` is called with (rounds done, rounds in all) and leaves the context alone.
+    ``ctx.last_report`` says what the run did.
 
-    Differentiable where an input requires gradients and ``out`` is not given: the backward runs
-    ``adjoint(plan)``, so it is collective too, and every rank must reach it.
+    Differentiable where an input requires gradients: the backward runs ``adjoint(plan)``, so it is
+    collective too, and every rank must reach it. A rank that could not (it gives ``out``, runs under
+    ``no_grad``, or gets no tensor with gradients) makes the run raise ``UnsupportedError`` on all.
     """
     work = _asked(ctx, bound, shards, out, tag, donate, verify, progress)
     return _answer(*ctx.in_turn(work))
@@ -173,23 +174,9 @@ def perform(ctx: Context, program: Program, shards: Shards, out: Shards, call: C
     ctx.runs += 1
     ctx.note = f"; every rank must go back through run {call.tag}" if call.back else ""
     ctx.at("opening", Word(number, -1, False))
-    job = Job(ctx, program)
     with clock.phase("prepare"):
-        refusal = _refusal(lambda: _check(call)) or _refusal(lambda: job.take(shards, out))
-        ready = ready_for(ctx, program, job, refusal)
-        refusal = refusal or _refusal(lambda: ready.check_forms(shards, out))
-        refusal = refusal or _refusal(lambda: job.allocate(ready.program))
-        wanted = refusal is None and call.gradients and wants_gradients(job)
-        refusal = refusal or _refusal(lambda: _check_kept(call, wanted))
-    opening = Opening(
-        refusal is not None,
-        wanted,
-        call.gradients and out is None,
-        call.verify,
-        call.back,
-        call.tag,
-        ready.word,
-    )
+        job, ready, opening, refusal = _prepared(ctx, program, shards, out, call)
+    wanted = opening.gradients
     with clock.phase("open"):
         if ready.rounds:
             wanted = opened(ctx, opening, refusal)
@@ -207,6 +194,22 @@ def perform(ctx: Context, program: Program, shards: Shards, out: Shards, call: C
     if log.isEnabledFor(logging.DEBUG):
         log.debug("%s", ctx.last_report)
     return Performed(job, past)
+
+
+def _prepared(
+    ctx: Context, program: Program, shards: Shards, out: Shards, call: Call
+) -> tuple[Job, Ready, Opening, ShardalgError | None]:
+    """The tensors, the program, this rank's opening word, and what this rank has against the run."""
+    job = Job(ctx, program)
+    refusal = _refusal(lambda: _check(call)) or _refusal(lambda: job.take(shards, out))
+    ready = ready_for(ctx, program, job, refusal)
+    refusal = refusal or _refusal(lambda: ready.check_forms(shards, out))
+    refusal = refusal or _refusal(lambda: job.allocate(ready.program))
+    wanted = refusal is None and call.gradients and wants_gradients(job)
+    refusal = refusal or _refusal(lambda: _check_kept(call, wanted))
+    records = call.gradients and out is None
+    opening = Opening(refusal is not None, wanted, records, call.verify, call.back, call.tag, ready.word)
+    return job, ready, opening, refusal
 
 
 def back(past: Past, shards: Shards) -> Performed:

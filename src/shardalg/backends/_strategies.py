@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 
-from .._errors import TransferError
+from .._errors import InvalidMapError, TransferError
+from ._own import guarded
 from ._transport import Buffers, Exchange, Meanwhile, Outgoing, Transport
 
-# How messages between processes can travel; the default is chosen by where the processes are.
+# How messages between processes can travel; the default is chosen by where the processes are. Devices
+# have "fused" and "pairwise" instead.
 STRATEGIES = ("fused", "p2p", "shared", "mixed")
+
+
+def check_name(name: str, known: Iterable[str]) -> None:
+    """Raise unless a strategy of that name is among those that there are."""
+    if name not in known:
+        raise InvalidMapError(f"no strategy {name!r}; there are {tuple(known)}")
 
 
 class Fused:
@@ -133,3 +141,51 @@ def _from(position: int, out: Sequence[torch.Tensor]) -> list[tuple[int, torch.T
     count = len(out)
     order = [(position + shift) % count for shift in range(1, count)]
     return [(p, out[p]) for p in order]
+
+
+class Pairwise:
+    """Messages to one peer at a time, in the order of a round-robin tournament: in each step a rank talks
+    to one other, and the lower position speaks first, so that no order of calls can block."""
+
+    name = "pairwise"
+    turn_bytes = None
+    straight = False
+
+    def __init__(self, transport: Any) -> None:
+        self.transport = transport  # of a device: it knows how to wait for work there
+
+    def outbox(self, rank: int, size: int, buffers: Buffers) -> torch.Tensor:
+        return buffers(rank, "send", size)  # type: ignore[no-any-return]
+
+    def swap(
+        self, parts: Mapping[int, Outgoing], buffers: Buffers, meanwhile: Meanwhile
+    ) -> dict[int, Sequence[torch.Tensor]]:
+        ((rank, part),) = parts.items()
+        into = buffers(rank, "receive", sum(part.receive_bytes)).split(part.receive_bytes)
+        for peer in tournament(self.transport.position, len(self.transport.peers)):
+            self._talk(peer, part.messages[peer], into[peer])
+        meanwhile()
+        return {rank: into}
+
+    def _talk(self, peer: int, out: torch.Tensor, into: torch.Tensor) -> None:
+        group = self.transport.group
+        calls = [(group.send, out), (group.recv, into)]
+        for call, x in calls if self.transport.position < peer else reversed(calls):
+            if x.numel():
+                self.transport.finish(guarded(lambda call=call, x=x: call([x], peer, 0)))  # type: ignore[misc]
+
+    def release(self) -> None:
+        """Buffers are ours."""
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+def tournament(position: int, count: int) -> list[int]:
+    """Whom a rank meets, step by step; in every step the meetings are mutual.
+
+    >>> [tournament(k, 3) for k in range(3)]
+    [[1, 2], [2, 0], [1, 0]]
+    """
+    met = [(step - position) % count for step in range(count)]
+    return [peer for peer in met if peer != position]
