@@ -50,6 +50,15 @@ def test_pickle_copy_and_deepcopy(m):
         assert not again.table.rows.flags.writeable
 
 
+def test_what_a_space_has_counted_cannot_be_written_on():
+    m = sa.layout((8,), sa.Split(0), ranks=2)
+    assert sa.is_total(m) and m.domain.box_ranks.tolist() == [0, 1]
+    for again in (m, pickle.loads(pickle.dumps(m)), copy.copy(m), copy.deepcopy(m)):
+        for numbers in (again.domain.sizes, again.domain.box_ranks):
+            with pytest.raises(ValueError, match="read-only"):
+                numbers[0] = 9
+
+
 @given(some() | placed())
 def test_its_repr_is_the_expression_that_makes_it(m):
     """K8."""

@@ -48,3 +48,10 @@ def test_tied_targets_are_written_once():
     assert [e.target for e in p.entries] == ["embed"]
     with pytest.raises(InvalidMapError, match="different layouts"):
         sa.plan_tree({"embed": rows}, {"embed": columns, "head": rows}, tied={"head": "embed"})
+
+
+def test_the_plans_by_name_are_a_dict_of_the_callers_own():
+    rows = layout((4, 2), Split(0), ranks=2)
+    tree = sa.plan_tree({"w": rows}, {"w": rows})
+    tree.plans.clear()
+    assert tree.plans == {"w": tree.entries[0].plan}

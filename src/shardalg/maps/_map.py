@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._errors import InvalidMapError
-from .._limits import Budget, Limits
+from .._limits import Budget, Limits, require_limits
 from .._struct import struct
 from ._piece import Piece, Side
+from ._reading import field, listed, rows
 from ._relation import CODOMAIN, DOMAIN, collides, disjoint
 from ._space import IntArray, Shape, Space, describe_key
 from ._table import HEAD, Columns, PieceTable, build, concatenate
@@ -137,10 +138,18 @@ class AffineMap:
     def from_dict(cls, data: Mapping[str, Any], *, limits: Limits = Limits()) -> AffineMap:
         """The map written by ``to_dict``; everything is checked again."""
         check_format(data, "shardalg.map")
-        domain, codomain = Space.from_dict(data["domain"]), Space.from_dict(data["codomain"])
-        limits.hold("pieces", len(data["pieces"]))
-        pieces = [_piece_from_row(domain, codomain, row) for row in data["pieces"]]
+        require_limits(limits)
+        domain, codomain = (field(data, word, _space) for word in ("domain", "codomain"))
+        limits.hold("pieces", len(field(data, "pieces", listed)))
+        pieces = [_piece_from_row(domain, codomain, row) for row in field(data, "pieces", rows)]
         return cls.from_pieces(domain, codomain, pieces, limits=limits)
+
+
+def _space(data: Any, what: str) -> Space:
+    try:
+        return Space.from_dict(data)
+    except InvalidMapError as error:
+        raise InvalidMapError(f"{what} is no space: {error}") from None
 
 
 def check_format(data: Mapping[str, Any], kind: str) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -14,6 +13,11 @@ import numpy.typing as npt
 from .._errors import InvalidMapError
 from .._limits import BOUND
 from .._struct import struct
+from ._reading import as_int as as_int
+from ._reading import by_key as by_key
+from ._reading import by_position as by_position
+from ._reading import field, records
+from ._reading import listed as listed
 
 Shape: TypeAlias = tuple[int, ...]
 Key: TypeAlias = tuple[int | None, str]
@@ -21,38 +25,6 @@ IntArray: TypeAlias = npt.NDArray[np.int64]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
 MOST_RANK = 2**31 - 1  # keys made of a rank and a position stay below 2**62
-
-
-def as_int(value: Any, what: str) -> int:
-    """``value`` as a Python int; bools and floats are refused."""
-    if isinstance(value, (bool, np.bool_)):
-        raise InvalidMapError(f"{what} must be an integer, got {value!r}")
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise InvalidMapError(f"{what} must be an integer, got {value!r}") from None
-
-
-def listed(items: Any, what: str) -> list[Any]:
-    """The items of a sequence in its order; what has none, or no order, is refused."""
-    if isinstance(items, (tuple, list)):
-        return list(items)
-    unordered = isinstance(items, (str, bytes, set, frozenset, Mapping))
-    if unordered or not isinstance(items, Iterable) or getattr(items, "ndim", 1) == 0:
-        raise InvalidMapError(f"{what} must be a sequence, got {items!r}")
-    return list(items)
-
-
-def by_position(items: Any, what: str) -> dict[Any, Any]:
-    """A mapping as it is, or a sequence as one from its positions."""
-    return dict(items) if isinstance(items, Mapping) else dict(enumerate(listed(items, what)))
-
-
-def by_key(items: Any, what: str) -> dict[Any, Any]:
-    """A mapping, nothing else."""
-    if not isinstance(items, Mapping):
-        raise InvalidMapError(f"{what} must be a mapping, got {items!r}")
-    return dict(items)
 
 
 def as_shape(shape: Any, what: str = "shape") -> Shape:
@@ -129,6 +101,12 @@ def key_text(key: Key) -> str:
     return rank + ("" if not key[1] else f", name={key[1]!r}")
 
 
+def _read_only(numbers: list[int]) -> IntArray:
+    found = np.array(numbers, dtype=np.int64)
+    found.setflags(write=False)
+    return found
+
+
 def _order(box: Box) -> tuple[int, str]:
     return (-1 if box.rank is None else box.rank, box.name)
 
@@ -203,6 +181,9 @@ class Space:
     def __len__(self) -> int:
         return len(self.boxes)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {"boxes": self.boxes}  # an array that is unpickled could be written on
+
     @cached_property
     def ranks(self) -> tuple[int, ...]:
         """Ranks that have a box, ascending."""
@@ -226,12 +207,12 @@ class Space:
     @cached_property
     def sizes(self) -> IntArray:
         """Slots per box, in box order."""
-        return np.array([b.size for b in self.boxes], dtype=np.int64)
+        return _read_only([b.size for b in self.boxes])
 
     @cached_property
     def box_ranks(self) -> IntArray:
         """The rank of each box, -1 where it has none."""
-        return np.array([-1 if b.rank is None else b.rank for b in self.boxes], dtype=np.int64)
+        return _read_only([-1 if b.rank is None else b.rank for b in self.boxes])
 
     @cached_property
     def _index(self) -> dict[Key, int]:
@@ -272,4 +253,6 @@ class Space:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Space:
-        return cls(tuple(Box(tuple(shape), rank, name) for rank, name, shape in data["boxes"]))
+        """The space written by ``to_dict``; everything is checked again."""
+        boxes = field(data, "boxes", records(3))
+        return cls(tuple(Box(tuple(listed(shape, "a shape")), rank, name) for rank, name, shape in boxes))

@@ -11,9 +11,9 @@ from .._errors import InvalidMapError, UnsupportedError
 from .._limits import Limits, require_limits
 from ..maps import AffineMap
 from ..maps._map import remember, require_shards
-from ..maps._space import MOST_RANK, as_int, by_position
+from ..maps._reading import as_int, by_position, one_of
 from ..plans import TransferPlan
-from ..plans._plan import RankMap
+from ..plans._plan import MISSING, RankMap, rank_pairs
 from ..plans._stats import global_ranks
 from ._choose import chosen
 from ._compose import compose, require_same_space
@@ -64,8 +64,7 @@ def plan(
     for word, m in (("source", source), ("target", target)):
         _require_layout(m, word)
     require_same_space(source.codomain, target.codomain, "plan", "the source", "the target")
-    if missing not in ("error", "leave"):
-        raise InvalidMapError(f'missing= must be "error" or "leave", got {missing!r}')
+    one_of(missing, MISSING, "missing=")
     require_limits(limits)
     selector = as_selector(select)
     of_source = rank_map(source, source_ranks, "source_ranks")
@@ -94,8 +93,7 @@ def _require_layout(m: AffineMap, word: str) -> None:
 
 def _check_moments(copies: AffineMap, holds: str) -> None:
     """Refuse optimizer moments over a ratio other than 1."""
-    if holds not in HOLDS:
-        raise InvalidMapError(f"holds= must be one of {HOLDS}, got {holds!r}")
+    one_of(holds, HOLDS, "holds=")
     if holds != "moments" or not copies.table.scaled:
         return
     c = copies.table.columns
@@ -116,12 +114,7 @@ def rank_map(m: AffineMap, ranks: RanksLike, what: str) -> RankMap:
     missing = [r for r in m.ranks if r not in given]
     if missing:
         raise InvalidMapError(f"{what} says nothing about ranks {missing[:8]}; it covers {sorted(given)[:8]}")
-    pairs = tuple((r, as_int(given[r], f"an entry of {what}")) for r in m.ranks)
-    if any(not 0 <= g <= MOST_RANK for _, g in pairs) or len({g for _, g in pairs}) < len(pairs):
-        raise InvalidMapError(
-            f"{what} must give distinct global ranks of at least 0 and below 2**31, got {dict(pairs)}"
-        )
-    return pairs
+    return rank_pairs(m, [given[r] for r in m.ranks], what)
 
 
 def _require_complete(target: AffineMap, copies: AffineMap, of_target: RankMap, rank: int | None) -> None:

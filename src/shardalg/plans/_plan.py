@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import cached_property
 from typing import Any, TypeAlias
 
 from .._errors import InvalidMapError
-from .._limits import Budget, Limits
+from .._limits import Budget, Limits, require_limits
 from .._struct import struct
 from ..maps import AffineMap, Side
 from ..maps._composed import composed
 from ..maps._fingerprint import fingerprint
-from ..maps._map import FORMAT, check_format
+from ..maps._map import FORMAT, check_format, require_shards
+from ..maps._reading import as_int, counted, field, flag, one_of, optional, records, text
 from ..maps._relation import count_common
-from ..maps._space import Shape
-from ._stats import Stats, Traffic, traffic, transfer_stats
+from ..maps._space import MOST_RANK, Shape
+from ._stats import Stats, Traffic, global_ranks, traffic, transfer_stats
 
 RankMap: TypeAlias = tuple[tuple[int, int], ...] | None  # (rank of the layout, global rank)
+
+MISSING = ("error", "leave")  # what happens to slots whose element nobody holds
 
 
 @struct
@@ -111,26 +114,71 @@ class TransferPlan:
     def from_dict(cls, data: Mapping[str, Any], *, limits: Limits = Limits()) -> TransferPlan:
         """The plan written by ``to_dict``: bounded, and every copy checked against both layouts."""
         check_format(data, "shardalg.plan")
-        limits.hold("copies", len(data["map"]["pieces"]))
-        source, target, m = (AffineMap.from_dict(data[k], limits=limits) for k in ("source", "target", "map"))
-        if m.domain != target.domain or m.codomain != source.domain:
-            raise InvalidMapError("the copies of a stored plan are not between its layouts' shards")
-        ranks = [
-            None if data[k] is None else tuple((int(a), int(b)) for a, b in data[k])
-            for k in ("source_ranks", "target_ranks")
-        ]
+        require_limits(limits)
+        source, target, m = (field(data, k, _map_within(limits)) for k in ("source", "target", "map"))
+        limits.hold("copies", len(m))
+        of_source, of_target = (
+            _read_ranks(layout, field(data, k, optional(records(2))), k)
+            for layout, k in ((source, "source_ranks"), (target, "target_ranks"))
+        )
         plan = cls(
-            source, target, m, str(data["select"]), str(data["missing"]), ranks[0], ranks[1],
-            data["rank"], int(data["pairs"]), bool(data["same_ranks"]),
+            source, target, m, field(data, "select", text), field(data, "missing", _missing), of_source,
+            of_target, field(data, "rank", optional(counted)), field(data, "pairs", counted),
+            field(data, "same_ranks", flag),
         )  # fmt: skip
-        verify_plan(plan)
+        verify_plan(plan, limits)
         return plan
+
+
+def _map_within(limits: Limits) -> Callable[[Any, str], AffineMap]:
+    """How to read a field that is a map."""
+
+    def read(data: Any, what: str) -> AffineMap:
+        try:
+            return AffineMap.from_dict(data, limits=limits)
+        except InvalidMapError as error:
+            raise InvalidMapError(f"{what} is no map: {error}") from None
+
+    return read
+
+
+def _missing(value: Any, what: str) -> str:
+    return one_of(value, MISSING, what)
+
+
+def _read_ranks(m: AffineMap, pairs: list[list[Any]] | None, what: str) -> RankMap:
+    """The rank map of a layout from stored pairs, which name every rank of it once."""
+    if pairs is None:
+        return None
+    locals_ = [as_int(a, f"a rank of the field {what!r}") for a, _ in pairs]
+    if tuple(locals_) != m.ranks:
+        raise InvalidMapError(f"the field {what!r} names ranks {locals_}, the layout has {m.ranks}")
+    return rank_pairs(m, [b for _, b in pairs], what)
+
+
+def rank_pairs(m: AffineMap, given: Sequence[Any], what: str) -> RankMap:
+    """Each rank of a layout with its global rank, in order; checked to be distinct ranks."""
+    pairs = tuple((r, as_int(g, f"an entry of {what}")) for r, g in zip(m.ranks, given))
+    if any(not 0 <= g <= MOST_RANK for _, g in pairs) or len({g for _, g in pairs}) < len(pairs):
+        raise InvalidMapError(
+            f"{what} must give distinct global ranks of at least 0 and below 2**31, got {dict(pairs)}"
+        )
+    return pairs
 
 
 def verify_plan(plan: TransferPlan, limits: Limits = Limits()) -> None:
     """Raise unless the plan does its job: every copy brings a target slot its own element at its
     own scale, no slot is written twice, and, for a whole plan under ``missing="error"``, none is
     left out."""
+    if plan.map.domain != plan.target.domain or plan.map.codomain != plan.source.domain:
+        raise InvalidMapError("the copies of a plan are not between its layouts' shards")
+    if plan.source.codomain != plan.target.codomain:
+        raise InvalidMapError(
+            f"a plan is between layouts of one tensor; its source lays out {plan.source.codomain},"
+            f" its target {plan.target.codomain}"
+        )
+    require_shards(plan.source, "the source of a plan")
+    require_shards(plan.target, "the target of a plan")
     source, target, copies = plan.source.table, plan.target.table, plan.map.table
     if not (plan.source.single_valued and plan.target.single_valued and plan.map.single_valued):
         raise InvalidMapError("a plan is between layouts and writes every slot once; this one does not")
@@ -141,8 +189,21 @@ def verify_plan(plan: TransferPlan, limits: Limits = Limits()) -> None:
             f"{copies.size - right} of the {copies.size} elements that the copies move are not"
             " what their slots want"
         )
-    if plan.rank is None and plan.missing == "error" and copies.size != target.size:
-        raise InvalidMapError(f"the copies write {copies.size} of the {target.size} slots of the target")
+    _require_whole(plan)
+
+
+def _require_whole(plan: TransferPlan) -> None:
+    """Raise where slots are left out that ``missing="error"`` promises, or, in the plan of one rank, where
+    a copy is neither from it nor to it."""
+    copies, wanted = plan.map.table, plan.target.table
+    if plan.rank is not None:
+        to, of = global_ranks(plan.target, plan.target_ranks), global_ranks(plan.source, plan.source_ranks)
+        here = to[copies.columns.dom_box] == plan.rank
+        if not (here | (of[copies.columns.cod_box] == plan.rank)).all():
+            raise InvalidMapError(f"a plan of rank {plan.rank} alone has copies between other ranks")
+        copies, wanted = copies.take(here), wanted.take(to[wanted.columns.dom_box] == plan.rank)
+    if plan.missing == "error" and copies.size != wanted.size:
+        raise InvalidMapError(f"the copies write {copies.size} of the {wanted.size} slots of the target")
 
 
 def _global(ranks: RankMap, rank: int) -> int:
@@ -217,9 +278,9 @@ class TreePlan:
         distinct = len({id(e.plan) for e in self.entries})
         return f"<TreePlan of {len(self.entries)} tensors, {len(self)} copies, {distinct} distinct plans>"
 
-    @cached_property
+    @property
     def plans(self) -> dict[str, TransferPlan]:
-        """The plan of each target tensor, by name."""
+        """The plan of each target tensor, by name, in a dict of the caller's own."""
         return {e.target: e.plan for e in self.entries}
 
     @cached_property
