@@ -106,7 +106,7 @@ def test_a_killed_rank_is_named_by_all_others(fresh, strategy, when):
         assert seconds < 4 * SOON and honest and failed and again
 
 
-@pytest.mark.parametrize("strategy", ["fused", "shared"])
+@pytest.mark.parametrize("strategy", ["fused", "p2p", "shared"])
 def test_a_stopped_rank_is_named_at_the_timeout(fresh, strategy):
     fresh.start(suffer, "between rounds", "SIGSTOP", timeout=TIMEOUT, strategy=strategy)
     (_, first), (_, third) = ((k, fresh.pipes[k].recv()) for k in (0, 2))
@@ -144,6 +144,25 @@ def test_a_rank_that_never_calls_is_named_at_the_timeout(fresh):
         text, seconds, touched = answers[rank]
         assert f"rank {VICTIM} (never began)" in text
         assert TIMEOUT * 0.8 < seconds < TIMEOUT + 2 * SOON and not touched
+
+
+def die_in_bind(ctx):
+    """One rank is killed while the others compare their plans."""
+    sa.bind(ctx, PROGRAM)
+    if ctx.ranks == (VICTIM,):
+        ctx.transport.gather = lambda mine: stop("SIGKILL")
+    start = time.monotonic()
+    with pytest.raises(sa.TransferError) as refused:
+        sa.bind(ctx, PROGRAM)
+    return str(refused.value), time.monotonic() - start
+
+
+def test_a_rank_that_is_killed_in_bind_is_named(fresh):
+    results, errors = fresh.run(die_in_bind, timeout=20)
+    assert errors[VICTIM].kind == "Gone"
+    for rank in (0, 2):
+        text, seconds = results[rank]
+        assert f"rank {rank}: bind" in text and f"rank {VICTIM}" in text and seconds < 2 * SOON
 
 
 def bind_alone(ctx):

@@ -182,6 +182,23 @@ def after_a_failure(ctx):
     return True
 
 
+def beside_a_default_group(ctx):
+    """A context from a store makes no default group, and leaves one alone that an engine has."""
+    (r,) = ctx.ranks
+    assert not dist.is_initialized()  # ``ctx`` itself came from a store
+    move(ctx, ROWS, COLUMNS)
+    with joined(ctx):
+        default = dist.group.WORLD
+        store = dist.PrefixStore("own", ctx.transport.store)
+        with sa.backends.cpu(store=store, rank=3 - r, size=4, timeout=LIMIT) as mine:
+            assert mine.ranks == (3 - r,)
+            move(mine, ROWS, COLUMNS)
+        assert dist.group.WORLD is default and dist.get_rank() == r
+        dist.barrier()
+    assert not dist.is_initialized()
+    return True
+
+
 class FakeGroup:
     """What ``torch.distributed`` would say of an NCCL group."""
 
@@ -192,6 +209,7 @@ WORLDS = {
     "two groups at once": (in_two_groups_at_once, [[0], [0], [1], [1]]),
     "two contexts": (with_two_contexts, [True] * 4),
     "after a failure": (after_a_failure, [True] * 4),
+    "beside a default group": (beside_a_default_group, [True] * 4),
 }
 
 

@@ -8,6 +8,7 @@ import pickle
 import optree
 import pytest
 import torch
+import torch.distributed as dist
 import torch.utils._pytree as torch_pytree
 from cases import COLUMNS, ROWS, columns, full, messages, own, require, rows
 
@@ -157,35 +158,51 @@ def test_a_closed_context_refuses_its_own():
     ctx.close()
 
 
+def left_behind(stale):
+    """Make a context that goes; keep what it bound, by the address at which it lay."""
+    with sa.backends.simulate(2) as ctx:
+        stale[id(ctx)] = sa.bind(ctx, sa.plan(rows(2), columns(2)))
+
+
 def test_a_context_at_a_reused_address_is_another():
-    stale = []
-    for _ in range(4):
-        ctx = sa.backends.simulate(2)
-        bound = sa.bind(ctx, sa.plan(rows(2), columns(2)))
-        for old in stale:
-            with pytest.raises(sa.ProvenanceError, match="another context"):
-                sa.run(ctx, old, sa.extract(rows(2), X))
-        stale.append(bound)
-        address = id(ctx)
-        del ctx, bound
+    """Bound plans may live on when their context is gone, and the next one may lie where it lay."""
+    stale, contexts = {}, []
+    for _ in range(100):
+        left_behind(stale)
         gc.collect()
-    assert address  # contexts came and went while their bound plans lived on
-
-
-def test_groups_of_one_size_are_different(world):
-    """The same ranks in another order, and another group of equal size, are other contexts."""
-    reverse, second = sa.backends.simulate(4), sa.backends.simulate(4)
-    bound = sa.bind(second, PLAN)
+        contexts.append(sa.backends.simulate(2))
+        if id(contexts[-1]) in stale:
+            break
+    ctx = contexts[-1]
     with pytest.raises(sa.ProvenanceError, match="another context"):
-        sa.run(reverse, bound, sa.extract(ROWS, X))
+        sa.run(ctx, stale[id(ctx)], sa.extract(rows(2), X))
+
+
+GROUPS = {
+    "another group of equal size": lambda r: r,
+    "the same ranks in another order": lambda r: 3 - r,
+    "the same ranks turned": lambda r: (r + 1) % 4,
+}
+
+
+@pytest.mark.parametrize("what", GROUPS)
+def test_another_group_is_another_context(world, what):
+    """Bound here, run there, and the other way round; neither says a word."""
 
     def rank(ctx):
-        mine = sa.bind(ctx, PLAN)
-        with pytest.raises(sa.ProvenanceError, match="another context"):
-            sa.run(second, mine, sa.extract(ROWS, X))
-        return ctx.counters.exchanges
+        store = dist.PrefixStore("other", ctx.transport.store)
+        with sa.backends.cpu(store=store, rank=GROUPS[what](ctx.ranks[0]), size=4, strategy="fused") as other:
+            bound = {c: sa.bind(c, PLAN) for c in (ctx, other)}
+            before = messages(ctx), messages(other)
+            for here, there in ((ctx, other), (other, ctx)):
+                with pytest.raises(sa.ProvenanceError, match="another context"):
+                    sa.run(here, bound[there], own(here, sa.extract(ROWS, X)))
+            unsaid = before == (messages(ctx), messages(other))
+            for c in (ctx, other):
+                require(sa.run(c, bound[c], own(c, sa.extract(ROWS, X))), own(c, sa.extract(COLUMNS, X)))
+        return unsaid
 
-    assert world(4, rank).good() == [0] * 4
+    assert world(4, rank).good() == [True] * 4
 
 
 def test_compiled_code_still_asks_for_the_owner():

@@ -330,6 +330,46 @@ def test_one_ranks_wrong_tensor_stops_all_before_anything_is_written(world, what
     world(4, rank).good()
 
 
+TALL = sa.layout((8, 6), sa.Split(1, sizes=(2, 2, 1, 1)), ranks=4)  # smaller shards than by rows
+
+
+OUTS = {
+    "an input's memory": lambda x, s: s.view(-1)[: x.numel()].view(x.shape),
+    "the end of an input": lambda x, s: s.view(-1)[-x.numel() :].view(x.shape),
+    "its own memory twice": lambda x, s: torch.zeros(1).expand(x.shape),
+    "another shape": lambda x, s: x[:4],
+    "another dtype": lambda x, s: x.double(),
+    "another device": lambda x, s: x.to("meta"),
+    "no tensor": lambda x, s: x.numpy(),
+}
+
+
+@pytest.mark.parametrize("what", OUTS)
+@pytest.mark.parametrize("first", [True, False], ids=["first run", "later run"])
+def test_one_ranks_wrong_out_stops_all_before_anything_is_written(world, what, first):
+    def rank(ctx):
+        bound = sa.bind(ctx, sa.plan(ROWS, TALL))
+        shards = own(ctx, sa.extract(ROWS, full(ROWS)))
+        wanted = own(ctx, sa.extract(TALL, full(ROWS)))
+        out = {r: torch.full_like(x, -1) for r, x in wanted.items()}
+        if not first:
+            sa.run(ctx, bound, shards, {r: x.clone() for r, x in out.items()})
+        before = {r: x.clone() for r, x in shards.items()}
+        odd = ctx.ranks == (2,)
+        given = {r: OUTS[what](x, shards[r]) for r, x in out.items()} if odd else out
+        with pytest.raises(sa.ShardalgError) as refused:
+            sa.run(ctx, bound, shards, given)
+        assert all(x.eq(-1).all() for x in out.values()) and not getattr(
+            refused.value, "targets_touched", False
+        )
+        require(shards, before)
+        require(sa.run(ctx, bound, shards, out), wanted)
+        return str(refused.value)
+
+    said = world(4, rank, timeout=20).good()
+    assert all("rank 2" in said[r] or "ranks [2]" in said[r] for r in (0, 1, 3))
+
+
 @pytest.mark.parametrize("tag", [1.5, "7", 1 << 63, -(1 << 63)])
 def test_a_tag_is_an_int_of_64_bits(tag):
     with sa.backends.simulate(4) as ctx:
