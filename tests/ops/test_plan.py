@@ -7,6 +7,7 @@ element and nothing of pieces; a selector's answer is worked out slot by slot.
 from __future__ import annotations
 
 import json
+import math
 import pickle
 from collections import defaultdict
 from fractions import Fraction
@@ -653,3 +654,11 @@ def test_a_schedule_of_more_blocks_than_can_be_listed_is_refused():
     huge = plan(*(layout((2**40,), Split(0), ranks=r) for r in ([0, 1], [1, 0])))
     with pytest.raises(LimitError, match="raise max_bytes"):
         sa.schedule(huge, max_bytes=1000, dtypes="float32")
+
+
+@pytest.mark.parametrize("price", [math.nan, None, "x", [1, 2], 10**400])
+def test_a_cost_that_is_no_number_is_refused_whichever_holder_it_is_of(price):
+    both, one = layout((4,), Replicate(), ranks=2), layout((4,), Replicate(), ranks=[5])
+    for odd in (0, 1):
+        with pytest.raises(InvalidMapError, match="a cost must be a number, got"):
+            plan(both, one, select=sa.cheapest(lambda s, t, odd=odd: price if s == odd else 1))

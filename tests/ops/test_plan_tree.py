@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import optree
 import pytest
 
 import shardalg as sa
@@ -55,3 +56,12 @@ def test_the_plans_by_name_are_a_dict_of_the_callers_own():
     tree = sa.plan_tree({"w": rows}, {"w": rows})
     tree.plans.clear()
     assert tree.plans == {"w": tree.entries[0].plan}
+
+
+@pytest.mark.parametrize("tree", [{1: 0, "1": 0}, {"a": {"b": 0}, "a.b": 0}])
+def test_two_tensors_of_one_name_are_refused(tree):
+    """Neither is dropped silently."""
+    rows = layout((4, 2), Split(0), ranks=2)
+    layouts = optree.tree_map(lambda _: rows, tree)
+    with pytest.raises(InvalidMapError, match="several tensors are called"):
+        sa.plan_tree(layouts, layouts)

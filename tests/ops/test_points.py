@@ -8,7 +8,17 @@ from hypothesis import given
 from laws import placed, raises, sends, small
 from oracle import meaning, slots
 
-from shardalg import InvalidMapError, Replicate, Split, layout
+from shardalg import (
+    AffineMap,
+    InvalidMapError,
+    Piece,
+    Replicate,
+    Side,
+    Space,
+    Split,
+    UnsupportedError,
+    layout,
+)
 
 
 @given(placed())
@@ -49,3 +59,15 @@ def test_two_elements_in_one_slot_are_refused():
 def test_slots_are_integers():
     with pytest.raises(InvalidMapError, match="float64"):
         sends({0: 1})([0.5])
+
+
+def test_boxes_beyond_an_int64_are_not_counted_through():
+    big = 2**62 - 2
+    wide = Space.logical(dict.fromkeys("abcd", big))
+    m = AffineMap.from_pieces(
+        Space.shards({0: (3,)}), wide, [Piece((3,), Side(0, (1,), 0), Side(big - 3, (1,), None, "d"))]
+    )
+    assert f"have {4 * big} slots" in raises(UnsupportedError, lambda: m([0, 1, 2], rank=0))
+    shards = layout((big,), Replicate(), ranks=4)
+    assert f"have {4 * big} slots" in raises(UnsupportedError, lambda: shards([0, 1, 2]))
+    assert shards([0, big - 1], rank=3).tolist() == [0, big - 1]

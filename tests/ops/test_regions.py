@@ -219,3 +219,13 @@ def test_a_flat_interval_needs_at_most_two_d_minus_one_boxes(shape, most):
         assert seen.size == stop - start
         found.append(len(seen))
     assert max(found) == most
+
+
+@pytest.mark.parametrize("keys", [(0, (0, "")), ((0, ""), 0)])
+def test_a_region_names_each_box_once(keys):
+    space = Space.shards({0: (4,)})
+    where = dict(zip(keys, (slice(0, 3), slice(1, 4))))
+    with pytest.raises(InvalidMapError, match="two keys of a region name one box"):
+        region(space, where)
+    with pytest.raises(InvalidMapError, match="name one box"):
+        region(Space.logical((4,)), {None: slice(0, 3), "": slice(1, 4)})

@@ -86,3 +86,11 @@ def test_a_section_of_a_join_is_the_part():
 def test_views_that_cannot_be_are_refused(call, words):
     with pytest.raises(InvalidMapError, match=words):
         call()
+
+
+def test_parts_and_tensors_are_named_by_strings():
+    for parts in ({1: (2,), "1": (3,)}, {1: (2,)}):
+        with pytest.raises(InvalidMapError, match="parts are named by strings"):
+            join(parts)
+    with pytest.raises(InvalidMapError, match="must be a str, got 1"):
+        section({1: (4,)}, slice(0, 2))

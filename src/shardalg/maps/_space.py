@@ -16,7 +16,7 @@ from .._struct import struct
 from ._reading import as_int as as_int
 from ._reading import by_key as by_key
 from ._reading import by_position as by_position
-from ._reading import field, records
+from ._reading import field, records, text
 from ._reading import listed as listed
 
 Shape: TypeAlias = tuple[int, ...]
@@ -93,6 +93,25 @@ class Box:
     def size(self) -> int:
         """Slots in the box, in elements."""
         return math.prod(self.shape)
+
+
+def as_key(key: Any) -> Key:
+    """The (rank, name) of a box from a rank, a name or both."""
+    if isinstance(key, tuple):
+        if len(key) != 2:
+            raise InvalidMapError(f"the key of a box is a rank, a name or (rank, name), got {key!r}")
+        rank, name = key
+    else:
+        rank, name = (None, key) if isinstance(key, str) else (key, "")
+    return None if rank is None else as_int(rank, "the rank of a key"), text(name, "the name of a key")
+
+
+def as_range(cut: slice, n: int) -> range:
+    """The indices of an axis of ``n`` elements that a slice keeps, its ends clipped."""
+    try:
+        return range(*cut.indices(n))
+    except (TypeError, ValueError) as error:
+        raise InvalidMapError(f"{cut} is no range of an axis: {error}") from None
 
 
 def key_text(key: Key) -> str:

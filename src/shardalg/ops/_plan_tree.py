@@ -77,9 +77,14 @@ def plan_tree(
 def named_leaves(tree: Any, what: str) -> dict[str, AffineMap]:
     """The layouts of a tree by dotted path, in the tree's order."""
     if isinstance(tree, Mapping) and all(isinstance(v, AffineMap) for v in tree.values()):
-        return {str(k): v for k, v in tree.items()}
-    paths, leaves, _ = optree.tree_flatten_with_path(tree)
-    named = {".".join(map(str, path)): leaf for path, leaf in zip(paths, leaves)}
+        names, leaves = [str(k) for k in tree], list(tree.values())
+    else:
+        paths, leaves, _ = optree.tree_flatten_with_path(tree)
+        names = [".".join(map(str, path)) for path in paths]
+    named = dict(zip(names, leaves))
+    if len(named) < len(names):
+        twice = sorted({name for name in names if names.count(name) > 1})
+        raise InvalidMapError(f"{what}: several tensors are called {twice[:8]}")
     for name, leaf in named.items():
         if not isinstance(leaf, AffineMap):
             raise InvalidMapError(f"{what}: {name!r} is a {type(leaf).__name__}, not a layout")

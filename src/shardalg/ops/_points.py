@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .._errors import InvalidMapError
+from .._errors import InvalidMapError, UnsupportedError
 from .._limits import Budget, Limits
 from ..maps import AffineMap, Space
 from ..maps._meet import Blocks, Met, meet
@@ -15,6 +15,7 @@ from ..maps._relation import CODOMAIN, DOMAIN, side_blocks
 from ..maps._space import IntArray, as_int, describe_key
 
 FEW = 4
+LAST = 2**63 - 1  # the largest number of an int64
 
 
 def at_points(m: AffineMap, side: int, box: IntArray, address: IntArray, limits: Limits = Limits()) -> Met:
@@ -64,7 +65,8 @@ def elements_at(
     Slots are flat row-major addresses in the shard of ``rank`` (and ``name``); without either
     they count through all boxes of the domain in key order. Elements count through the boxes
     of the codomain likewise: for one logical tensor they are its flat addresses. Scales are
-    not applied. Raises ``InvalidMapError`` on a map that is not single-valued.
+    not applied. Raises ``InvalidMapError`` on a map that is not single-valued, ``UnsupportedError`` where
+    an int64 cannot count through the boxes.
 
     >>> from shardalg import Cyclic, layout
     >>> m = layout((5,), Cyclic(0, 2), ranks=2)
@@ -86,6 +88,11 @@ def elements_at(
 
 def _begins(space: Space) -> IntArray:
     """The number of the first slot of each box when they are counted box after box."""
+    if space.size > LAST:
+        raise UnsupportedError(
+            f"the boxes of {space} have {space.size} slots, more than the 2**63 - 1 that can be counted"
+            " through: read the pieces, or divide the space"
+        )
     return np.cumsum([0, *space.sizes.tolist()])[:-1].astype(np.int64)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from .._errors import InvalidMapError
 from .._limits import Budget, Limits
 from .._struct import struct
@@ -11,7 +13,7 @@ from ..maps import AffineMap, Space
 from ..maps._map import check_bounds, require_map, require_shards
 from ..maps._meet import Met, meet
 from ..maps._relation import CODOMAIN, DOMAIN, count_common, exact_sizes, side_blocks
-from ..maps._space import describe_key, index_of
+from ..maps._space import IntArray, describe_key, index_of
 from ..maps._table import build
 from ._points import at_element
 from ._regions import padding, uncovered
@@ -172,33 +174,38 @@ def _collision(m: AffineMap, side: int, one: str, many: str) -> Answer:
     c = m.table.columns
     other = 1 - side
     box, far_box = c.side(side)[0], c.side(other)[0]
-    points = [p for k in range(len(met.left)) for p in _points_apart(met, k, other)]
-    found = min(
-        (int(box[met.left[k]]), int(at[side]), k, at, to)
-        for k, at, to in points
-        if at != to or met.left[k] < met.right[k]
-    )
-    b, address, k, at, to = found
-    i, j = int(met.left[k]), int(met.right[k])
+    picked, at, to = _first_apart(met, side)
+    k = int(np.lexsort((at[side], box[met.left[picked]]))[0])
+    i, j = int(met.left[picked[k]]), int(met.right[picked[k]])
+    b, address = int(box[i]), int(at[side, k])
+    ends = ((i, int(at[other, k])), (j, int(to[other, k])))
     scales = [f"{c.numerator[p]}/{c.denominator[p]}" for p in (i, j)]
-    ends = [say_slot(far, int(far_box[p]), e[other]) for p, e in ((i, at), (j, to))]
+    said = [say_slot(far, int(far_box[p]), end) for p, end in ends]
     at_scale = "" if scales[0] == scales[1] else f" at scales {scales[0]} and {scales[1]}"
-    reason = f"{one} {say_slot(near, b, address)} has the two {many} {ends[0]} and {ends[1]}{at_scale}"
-    keys = [far.boxes[int(far_box[p])].key for p in (i, j)]
-    witness = (near.boxes[b].key, address, (keys[0], at[other]), (keys[1], to[other]))
-    return Answer(False, reason, witness)
+    reason = f"{one} {say_slot(near, b, address)} has the two {many} {said[0]} and {said[1]}{at_scale}"
+    first, second = ((far.boxes[int(far_box[p])].key, end) for p, end in ends)
+    return Answer(False, reason, (near.boxes[b].key, address, first, second))
 
 
-def _points_apart(met: Met, k: int, other: int) -> list[tuple[int, list[int], list[int]]]:
-    """Corner points of a family of meetings: both ends at the start and one step along each axis
-    where they part."""
-    left, right = met.left_offset[:, k], met.right_offset[:, k]
-    points = [(k, left.tolist(), right.tolist())]
-    for n, a, b in zip(met.shape[:, k], met.left_strides[:, :, k].T, met.right_strides[:, :, k].T):
-        if n > 1 and a[other] != b[other]:
-            points.append((k, (left + a).tolist(), (right + b).tolist()))
-            points.append((k, (left + a * (n - 1)).tolist(), (right + b * (n - 1)).tolist()))
-    return points
+def _first_apart(met: Met, side: int) -> tuple[IntArray, IntArray, IntArray]:
+    """Of the families of meetings of two pieces, and of a piece with itself at other indices, each with the
+    meeting that has the least address on ``side``: its two ends.
+
+    That is where every index is at its low end. A piece meets itself there at one index if it does; then it
+    is one step further along the shortest of the axes on which the two ends part.
+    """
+    a, b = met.left_strides, met.right_strides
+    low = np.where(a[side] < 0, met.shape - 1, 0)
+    at, to = met.left_offset + (a * low).sum(axis=1), met.right_offset + (b * low).sum(axis=1)
+    alike = (met.left == met.right) & (at == to).all(axis=0)
+    parts = (met.shape > 1) & (a != b).any(axis=0)
+    step = np.where(parts, np.abs(a[side]), np.iinfo(np.int64).max)
+    one = (np.arange(len(step))[:, None] == step.argmin(axis=0)) & alike if len(step) else low
+    further = np.where(one, np.where(low > 0, -1, 1), 0)
+    at, to = at + (a * further).sum(axis=1), to + (b * further).sum(axis=1)
+    apart = (met.left < met.right) | (met.left == met.right) & (~alike | parts.any(axis=0))
+    picked = np.flatnonzero(apart)
+    return picked, at[:, picked], to[:, picked]
 
 
 def _covers(m: AffineMap, side: int, what: str, verb: str) -> Answer:

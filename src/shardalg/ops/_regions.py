@@ -12,7 +12,7 @@ from .._limits import Budget, Limits
 from ..maps import AffineMap, Box, Space
 from ..maps._map import full, known, remember, require_map
 from ..maps._relation import CODOMAIN, DOMAIN, disjoint, minus, side_region
-from ..maps._space import as_int, describe_key, row_major
+from ..maps._space import as_int, as_key, as_range, describe_key, row_major
 from ..maps._table import Columns, PieceTable, build
 from ._compose import compose
 from ._folding import simplified
@@ -46,6 +46,8 @@ def region(space: Space, where: RegionLike) -> AffineMap:
             )
         where = {space.boxes[0].key: where}
     columns = [_box_region(space, key, ranges) for key, ranges in where.items()]
+    if len({c[0] for c in columns}) < len(columns):
+        raise InvalidMapError(f"two keys of a region name one box: {list(where)}; unite two regions instead")
     axes = max((len(c[1]) for c in columns), default=0)
     shape, strides = np.ones((axes, len(columns)), np.int64), np.zeros((axes, len(columns)), np.int64)
     for j, (_, extents, steps, _) in enumerate(columns):
@@ -66,8 +68,7 @@ def _require_region(d: AffineMap, space: Space) -> None:
 
 
 def _box_region(space: Space, key: Any, ranges: Any) -> tuple[int, list[int], list[int], int]:
-    rank, name = key if isinstance(key, tuple) else (None, key) if isinstance(key, str) else (key, "")
-    at = space.index(rank, name)
+    at = space.index(*as_key(key))
     box = space.boxes[at]
     ranges = ranges if isinstance(ranges, Sequence) else (ranges,)
     if len(ranges) > len(box.shape):
@@ -85,7 +86,7 @@ def _box_region(space: Space, key: Any, ranges: Any) -> tuple[int, list[int], li
 def _range(r: Range, n: int, axis: int, box: Box) -> tuple[int, int, int]:
     """Start, step and extent of a range of an axis of n elements; slices clip, pairs do not."""
     if isinstance(r, slice):
-        found = range(*r.indices(n))
+        found = as_range(r, n)
         return found.start, found.step, len(found)
     if isinstance(r, tuple) and len(r) == 2:
         start, stop = (as_int(end, "an end of a range") for end in r)

@@ -10,7 +10,7 @@ import numpy as np
 from .._errors import InvalidMapError
 from ..maps import AffineMap, Box, Space
 from ..maps._map import inherit, rebox, require_map
-from ..maps._space import IntArray, Key, describe_key, listed
+from ..maps._space import IntArray, Key, as_key, describe_key, listed
 from ..maps._table import build
 
 Keys: TypeAlias = "Mapping[Any, Any] | Sequence[int] | Callable[[Key], Key]"
@@ -20,7 +20,7 @@ def relabel(m: AffineMap, *, domain: Keys | None = None, codomain: Keys | None =
     """``m`` with other keys on the boxes of one or both sides; elements stay where they are.
 
     Keys are given as ``{old: new}`` (ranks, names, or (rank, name) pairs; those not named
-    stay), as a sequence of new ranks by old rank, or as a function of a (rank, name) pair.
+    stay), as a sequence of new ranks by old rank, or as a function from a (rank, name) pair.
     A group action: relabelling twice is relabelling by the product.
 
     Raises ``InvalidMapError`` where two boxes would share a key, or a listed rank is missing.
@@ -52,7 +52,7 @@ def _relabelled(space: Space, keys: Keys | None) -> tuple[Space, IntArray | None
 def _new_key(key: Key, keys: Keys) -> Key:
     rank, name = key
     if callable(keys):
-        return keys(key)
+        return _renamed(key, keys(key))
     if isinstance(keys, Mapping):
         if key in keys:
             new = keys[key]
@@ -60,9 +60,15 @@ def _new_key(key: Key, keys: Keys) -> Key:
             new = keys[rank]
         else:
             new = keys.get(name, key) if rank is None or name else key
-        if isinstance(new, tuple):
-            return new
-        return (rank, new) if isinstance(new, str) else (new, name)
+        return _renamed(key, new)
     if rank is None or not 0 <= rank < len(keys):
         raise InvalidMapError(f"no new rank is given for {describe_key(key)}: {len(keys)} ranks listed")
     return keys[rank], name
+
+
+def _renamed(key: Key, new: Any) -> Key:
+    """The key with another rank, another name, or both."""
+    rank, name = as_key(new)
+    if isinstance(new, tuple):
+        return rank, name
+    return (key[0], name) if isinstance(new, str) else (rank, key[1])

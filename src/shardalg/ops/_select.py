@@ -91,7 +91,7 @@ class Cheapest:
     def choose(self, requests: Requests) -> IntArray:
         chosen = []
         for k, target in enumerate(requests.target.tolist()):
-            prices = [(float(self._of(s, target)), s) for s in requests.holders(k)]
+            prices = [(_price(self._of(s, target)), s) for s in requests.holders(k)]
             chosen.append(min(prices)[1])
         return np.array(chosen, np.int64)
 
@@ -130,7 +130,7 @@ def cheapest(
 def _price(x: Any) -> float:
     try:
         price = float(x)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         price = math.nan
     if math.isnan(price):
         raise InvalidMapError(f"a cost must be a number, got {x!r}")

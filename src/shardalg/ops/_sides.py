@@ -9,7 +9,7 @@ from .._errors import InvalidMapError
 from .._limits import Limits
 from ..maps import AffineMap, Box, Piece, Side, Space
 from ..maps._map import inherit, remember
-from ..maps._space import describe_key
+from ..maps._space import as_key, describe_key
 from ._compose import compose
 from ._invert import invert
 
@@ -29,7 +29,7 @@ def by_box(space: Space, given: Any) -> list[Any]:
 
 def _named(space: Space, key: Any) -> list[int]:
     if isinstance(key, tuple):
-        return [space.index(*key)]
+        return [space.index(*as_key(key))]
     found = [i for i, b in enumerate(space.boxes) if key == (b.name if isinstance(key, str) else b.rank)]
     if not found:
         near = ", ".join(describe_key(b.key) for b in space.boxes[:8])

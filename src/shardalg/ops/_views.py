@@ -8,7 +8,8 @@ from typing import Any, TypeAlias, overload
 from .._errors import InvalidMapError
 from .._struct import struct
 from ..maps import AffineMap, Piece, Side, Space
-from ..maps._space import Shape, as_int, as_shape, listed, row_major
+from ..maps._reading import flag
+from ..maps._space import Shape, as_int, as_range, as_shape, listed, row_major
 from ._sides import bijection
 
 Shapes: TypeAlias = Mapping[str, Shape]
@@ -76,7 +77,7 @@ def join(
     >>> join({"q": (4, 2), "k": (1, 2)}, axis=0).codomain
     Space.logical((5, 2))
     """
-    axis = as_int(axis, "join: axis")
+    axis, stack = as_int(axis, "join: axis"), flag(stack, "join: stack")
     if interleave is not None and as_int(interleave, "join: interleave") < 1:
         raise InvalidMapError(f"join: interleave must be at least 1, got {interleave}")
     if stack and interleave is not None:
@@ -84,10 +85,10 @@ def join(
     names = tuple(parts if isinstance(parts, Mapping) else listed(parts, "the parts of join"))
     if not names:
         raise InvalidMapError(f"join needs one or more named parts, got {parts!r}")
-    if isinstance(parts, Mapping):
-        return _joined({str(n): as_shape(s) for n, s in parts.items()}, axis, stack, interleave)
     if not all(isinstance(n, str) for n in names):
         raise InvalidMapError(f"join: parts are named by strings, got {parts!r}")
+    if isinstance(parts, Mapping):
+        return _joined({n: as_shape(s) for n, s in parts.items()}, axis, stack, interleave)
     if len(set(names)) < len(names):
         raise InvalidMapError(f"join: the parts {names} repeat a name")
     return Join(names, axis, stack, interleave)
@@ -169,7 +170,7 @@ def section(source: str | Mapping[str, Any] | Sequence[int] | int, index: Any) -
         if len(source) != 1:
             raise InvalidMapError(f"section cuts one tensor, got {len(source)}")
         name, shape = next(iter(source.items()))
-        return _section(as_shape(shape), index, str(name))
+        return _section(as_shape(shape), index, name)
     return _section(as_shape(source), index, "")
 
 
@@ -180,7 +181,7 @@ def _section(shape: Shape, index: tuple[Any, ...], name: str) -> AffineMap:
     for axis, (n, stride) in enumerate(zip(shape, row_major(shape))):
         at = index[axis] if axis < len(index) else slice(None)
         if isinstance(at, slice):
-            found = range(*at.indices(n))
+            found = as_range(at, n)
             extents.append(len(found))
             strides.append(found.step * stride)
             offset += found.start * stride if len(found) else 0
