@@ -18,7 +18,8 @@ class Limits:
 
     ``pieces`` of one map, candidate ``pairs`` of pieces, solver ``steps`` (digits looked at in the
     branches of the exact integer solver, a few seconds per million), ``copies`` of one plan and
-    ``plan_bytes`` (bytes the plan keeps). Exceeding one raises; nothing is ever truncated.
+    ``plan_bytes`` (bytes the plan keeps, or that the marked data of a probe takes). Exceeding one
+    raises; nothing is ever truncated.
 
     >>> Limits(), Limits(copies=1000).copies, Limits(steps=10)
     (Limits(), 1000, Limits(steps=10))

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from shardalg import (
     BlockGather,
     InvalidMapError,
+    LimitError,
+    Limits,
     Replicate,
     Split,
     equivalent,
@@ -23,7 +25,7 @@ from shardalg import (
     relabel,
 )
 from shardalg.ops._families import families_in
-from shardalg.ops._probe import EXACT, digit_bits, digits_needed, markers
+from shardalg.ops._probe import EXACT, digit_bits, digits_needed, markers, proofs
 from shardalg.testing import layouts
 
 
@@ -129,6 +131,14 @@ NO_VIEWS = {
     "a sign": lambda full, rank: full.abs(),
     "a choice": lambda full, rank: full if full.sum() > 0 else full.flip(0),
     "a bound": lambda full, rank: full.clamp(-100, 100),
+    "a wider bound": lambda full, rank: full.clamp(-1000, 1000),
+    "a bound near the end": lambda full, rank: full.clamp(-1e30, 1e30),
+    "a choice by a zero": lambda full, rank: full[:2] if bool((full == 0).any()) else full[2:4],
+    "a choice by no zero": lambda full, rank: full[:2] if bool((full != 0).all()) else full[2:4],
+    "a choice by equal neighbours": lambda full, rank: full[:2] if full[0] == full[1] else full[2:4],
+    "a choice by other neighbours": lambda full, rank: full[:2] if full[1] == full[2] else full[2:4],
+    "a choice by equal ends": lambda full, rank: full[:2] if full[0] == full[-1] else full[2:4],
+    "a flush of small values": lambda full, rank: torch.where(full.abs() < 1e-25, 0.0, full),
     "a threshold": lambda full, rank: torch.where(full.abs() < 1e-30, 1.0, full),
     "a filter": lambda full, rank: full[full > 0],
     "a rounding": lambda full, rank: full.floor(),
@@ -148,6 +158,57 @@ NO_VIEWS = {
 def test_no_view_is_refused(kind):
     with pytest.raises(InvalidMapError):
         probe(NO_VIEWS[kind], (8,), 2)
+
+
+CHOICES = [kind for kind in NO_VIEWS if kind.startswith("a choice by")]
+
+
+@pytest.mark.parametrize("kind", CHOICES)
+@pytest.mark.parametrize("dtype", ["int64", "int8", "float16", "float64"])
+def test_choices_by_values_are_refused_in_every_type(kind, dtype):
+    for seed in range(20):
+        with pytest.raises(InvalidMapError):
+            probe(NO_VIEWS[kind], (12,), 2, dtype=dtype, seed=seed)
+
+
+@pytest.mark.parametrize("dtype", EXACT)
+@pytest.mark.parametrize("factor", [1, 3, Fraction(1, 3), 8, Fraction(1, 8)])
+def test_proof_data_stays_within_its_type_after_scaling(dtype, factor):
+    data = proofs(dtype, 64, (min(1.0, float(factor)), max(1.0, float(factor))), np.random.default_rng(0))
+    stored = [torch.from_numpy(x).to(getattr(torch, dtype)) for x in data]
+    scaled = torch.cat(stored).double() * float(factor)
+    info = (torch.iinfo if dtype.startswith("int") else torch.finfo)(getattr(torch, dtype))
+    assert scaled.abs().max() <= info.max
+    if not dtype.startswith("int"):
+        assert scaled[scaled != 0].abs().min() >= info.smallest_normal
+    assert sum(bool((x == 0).any()) and bool((x != 0).any()) for x in stored) >= 1
+    assert all((x[1] == x[2] and x[0] == x[-1]) or x[0] == x[1] for x in stored[2:4])
+
+
+def test_a_tensor_of_few_bits_is_scaled_within_them():
+    made = layout((300,), Replicate(3), ranks=1)
+    assert probe(lambda full, rank: full * 3, (300,), 1, dtype="int8") == made
+
+
+@pytest.mark.parametrize("scale", [1e30, 1e-30])
+def test_a_scale_beyond_every_ratio_is_refused(scale):
+    with pytest.raises(InvalidMapError, match="a term beyond 2"):
+        probe(lambda full, rank: full * scale, (8,), 1)
+
+
+@pytest.mark.parametrize("convert", [
+    lambda x: x.to("meta"), lambda x: x.to_sparse(), lambda x: torch.empty_like(x, device="meta"),
+])  # fmt: skip
+def test_shards_without_values_are_refused(convert):
+    with pytest.raises(InvalidMapError, match="rank 0 returns a tensor whose values cannot be read"):
+        probe(lambda full, rank: convert(full), (8,), 1)
+
+
+def test_a_tensor_too_large_to_mark_is_refused_before_it_is_made():
+    with pytest.raises(LimitError, match="plan_bytes"):
+        probe(lambda full, rank: full, (2**40,), 1)
+    with pytest.raises(LimitError, match="808 plan_bytes would exceed"):
+        probe(lambda full, rank: full, (101,), 1, limits=Limits(plan_bytes=807))
 
 
 @pytest.mark.parametrize("kind", ["a sum", "an order", "a sign", "a rounding", "an offset", "noise"])

@@ -16,7 +16,9 @@ from .._limits import Limits, require_limits
 from .._torch import torch
 from ..maps import AffineMap, Space
 from ..maps._map import remember
+from ..maps._piece import as_scale
 from ..maps._ratio import simplest_ratio
+from ..maps._reading import one_of
 from ..maps._space import IntArray, Shape, as_int, as_shape
 from ..maps._table import concatenate
 from ._families import families_in
@@ -32,6 +34,7 @@ EXACT = {
     "int64": 63, "int32": 31, "int16": 15, "int8": 7,
 }  # fmt: skip
 SPARE = 6
+EXPONENTS = {"float64": 1024, "float32": 128, "bfloat16": 128, "float16": 16}  # of the largest values
 MARKERS = {"torch": ("float32", "int64"), "numpy": ("float64", "int64")}
 ULPS = 4
 
@@ -56,9 +59,11 @@ def probe(
 
     ``probe(lambda full, r: extract(L, full, r), ...)`` is ``equivalent`` to L. Raises
     ``InvalidMapError`` with rank, slot and values for what is not a view of the tensor: sums, choices
-    that depend on the data, other types. Errors of the function itself pass through.
+    that depend on the data, other types. No test of a function is complete: a choice by one value, such as
+    ``full[0] == 7``, is not found. Errors of the function itself pass through; ``LimitError`` where the
+    marked tensor alone would take more than ``limits.plan_bytes``.
 
-    Cost: six calls of the function per rank, a few more for large tensors or types of few bits.
+    Cost: eight calls of the function per rank, a few more for large tensors or types of few bits.
 
     >>> probe(lambda full, rank: full[rank::2], (6,), 2, like="numpy").pieces
     (Piece((3,), Side(0, (1,), rank=0), Side(0, (2,))), Piece((3,), Side(0, (1,), rank=1), Side(1, (2,))))
@@ -70,11 +75,10 @@ def probe(
         raise InvalidMapError(f"probe takes a function of (full, rank) or of (full), got {partition!r}")
     if as_int(seed, "probe: seed") < 0:
         raise InvalidMapError(f"probe: seed must be at least 0, got {seed}")
-    if like not in tuple(MARKERS):
-        raise InvalidMapError(f'probe: like must be "torch" or "numpy", got {like!r}')
-    for name in MARKERS[like] if dtype is None else (dtype,):
-        if name not in tuple(EXACT):
-            raise InvalidMapError(f"probe: dtype must be one of {tuple(EXACT)}, got {name!r}")
+    one_of(like, tuple(MARKERS), "probe: like")
+    if dtype is not None:
+        one_of(dtype, tuple(EXACT), "probe: dtype")
+    limits.hold("plan_bytes", 8 * math.prod(shape))
     ask, low = asker(partition, shape, labels, like, dtype)
     learnt = _learn(ask, low, math.prod(shape))
     _prove(ask, learnt, math.prod(shape), np.random.default_rng(seed))
@@ -154,7 +158,12 @@ class Ask(NamedTuple):
                 f"rank {rank} returns {name} for a {self.dtype} tensor, which cannot hold its values:"
                 f" that is a conversion, not a view{hint}"
             )
-        return _plain(shard)
+        try:
+            return _plain(shard)
+        except (TypeError, NotImplementedError, RuntimeError) as error:  # no storage, sparse, quantized
+            raise InvalidMapError(
+                f"rank {rank} returns a tensor whose values cannot be read: {error}"
+            ) from error
 
 
 def _keeps(have: str, got: str) -> bool:
@@ -346,14 +355,8 @@ def _refuse_where(wrong: npt.NDArray[np.bool_], rank: int, holds: Callable[[Any]
 
 
 def _prove(ask: Ask, learnt: Mapping[int, Learnt], size: int, rng: np.random.Generator) -> None:
-    """Compare the shards of independent data with what the layout says they are.
-
-    The second data falls where the first rises, has the other sign and is much larger, so that a choice by
-    order, sign, sum or size goes another way at least once; zeros come last.
-    """
-    first = rng.integers(0, max(size, 2), size) if ask.integral else _random(rng, size)
-    second = max(size, 2) - 1 - first if ask.integral else -256 * first
-    for data in (first, second, np.zeros_like(first)):
+    """Compare the shards of independent data with what the layout says they are."""
+    for data in proofs(ask.dtype, size, _factors(learnt), rng):
         values = ask.stored(data)
         answer = ask(values)
         _same_form({rank: x.elements for rank, x in learnt.items()}, answer)
@@ -361,9 +364,59 @@ def _prove(ask: Ask, learnt: Mapping[int, Learnt], size: int, rng: np.random.Gen
             _compare(ask, rank, learnt[rank], found, values)
 
 
+def proofs(dtype: str, size: int, factors: tuple[float, float], rng: np.random.Generator) -> list[Values]:
+    """The data of a proof, made so that a choice by values goes another way at least once.
+
+    The second data falls where the first rises, has the other sign and is much larger: a choice by order,
+    sign, sum or size. The next two have equal neighbours and a few zeros, the one also very large and very
+    small values, the other (of integers) no zeros. The last is zero everywhere. ``factors`` are the least and
+    the greatest that the partition scales by: no product leaves the type. Integers stay indices of the tensor.
+    """
+    half = max(1, -(-size // 2))
+    if dtype.startswith("int"):
+        bound = max(2, min(size, int((2 ** EXACT[dtype] - 1) // max(1.0, factors[1]))))
+        first = np.resize(rng.permutation(bound), size)
+        second = bound - 1 - first
+        some, none = (np.resize(1 + rng.permutation(bound - 1), half) for _ in range(2))
+    else:
+        first = _random(rng, size)
+        second = -256 * first
+        some, none = _random(rng, half), _some_zero(_extreme(dtype, half, factors, rng), rng)
+    twins, others = _in_twos(_some_zero(some, rng), size, 0), _in_twos(none, size, 1)
+    return [first, second, twins, others, np.zeros_like(first)]
+
+
+def _factors(learnt: Mapping[int, Learnt]) -> tuple[float, float]:
+    """The least and the greatest size of a factor."""
+    sizes = np.abs(
+        np.concatenate([np.asarray(x.scales, np.float64).reshape(-1) for x in learnt.values()] or [[]])
+    )
+    live = sizes[(sizes > 0) & np.isfinite(sizes)]
+    return float(live.min(initial=1)), float(live.max(initial=1))
+
+
 def _random(rng: np.random.Generator, size: int) -> Values:
     """Values of both signs and several magnitudes, all digits in use."""
     return np.ldexp(rng.standard_normal(size), rng.integers(-4, 5, size, dtype=np.int32))
+
+
+def _extreme(dtype: str, size: int, factors: tuple[float, float], rng: np.random.Generator) -> Values:
+    """Values of both signs near the largest and the smallest of their type, even after scaling."""
+    reach = EXPONENTS[dtype] - EXPONENTS[dtype] // 8 - 3
+    most, least = reach - math.frexp(factors[1])[1], -reach - math.frexp(factors[0])[1]
+    mantissas = rng.choice([-1, 1], size) * rng.uniform(0.5, 1, size)
+    return np.ldexp(mantissas, rng.choice(np.array([max(most, 0), min(least, 0)], np.int32), size))
+
+
+def _some_zero(values: Values, rng: np.random.Generator) -> Values:
+    """The values, every eighth of them 0 and at least one."""
+    values[rng.integers(min(8, len(values))) :: 8] = 0
+    return values
+
+
+def _in_twos(values: Values, size: int, shift: int) -> Values:
+    """``size`` data, each two neighbours of one value; shifted by one, so are the last and the first."""
+    return values[(np.arange(size) + shift) % max(size, 1) // 2]
 
 
 def _compare(ask: Ask, rank: int, learnt: Learnt, found: Values, values: Values) -> None:
@@ -407,4 +460,4 @@ def _as_map(learnt: Mapping[int, Learnt], shape: Shape, dtype: str, limits: Limi
 def _ratio(scales: Values, index: tuple[int, ...], dtype: str) -> Fraction:
     """A scale found in data as an exact fraction, at the precision of the data."""
     scale = scales[index if scales.ndim else ()].item()
-    return Fraction(scale) if isinstance(scale, int) else simplest_ratio(scale, EXACT[dtype])
+    return as_scale(Fraction(scale) if isinstance(scale, int) else simplest_ratio(scale, EXACT[dtype]))
