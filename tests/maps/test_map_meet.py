@@ -4,34 +4,20 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from unittest.mock import patch
 
 import numpy as np
 import pytest
+from blocks import Block, any_blocks, blocks_of
 from hypothesis import given
 from hypothesis import strategies as st
 from laws import many
 
 from shardalg import AffineMap, LimitError, Limits, Piece, Side, Space
 from shardalg._limits import Budget
-from shardalg.maps._meet import meet
+from shardalg.maps import _meet
+from shardalg.maps._meet import meet, overlap_pairs
 from shardalg.maps._relation import DOMAIN, side_blocks
-
-Block = tuple[int, tuple[tuple[int, int], ...]]  # offset, (extent, stride) per axis
-SPACE = Space.logical({"a": (200,), "b": (200,)})
-
-
-def blocks_of(found: list[tuple[str, Block]]):
-    """Blocks that carry their own addresses and the index along each axis."""
-    axes = max((len(b[1]) for _, b in found), default=0)
-    tables = [AffineMap.from_pieces(SPACE, SPACE, []).table]
-    rows = np.zeros((6 + 3 * axes, len(found)), np.int64)
-    rows[4:6] = 1
-    rows[6 : 6 + axes] = 1
-    for j, (name, (offset, its)) in enumerate(found):
-        rows[0, j], rows[1, j] = "ab".index(name), offset
-        for i, (n, s) in enumerate(its):
-            rows[6 + i, j], rows[6 + axes + i, j] = n, s
-    return side_blocks(type(tables[0])(rows), DOMAIN, DOMAIN, index=True)
 
 
 def walked(a: list[tuple[str, Block]], b: list[tuple[str, Block]]) -> Counter:
@@ -68,21 +54,18 @@ def met(a, b) -> Counter:
     return found
 
 
-@st.composite
-def blocks(draw, strides=st.integers(-12, 12)):
-    axes = draw(st.lists(st.tuples(st.integers(1, 4), strides), max_size=3))
-    low = sum(min(0, s) * (n - 1) for n, s in axes)
-    return draw(st.sampled_from("ab")), (draw(st.integers(0, 40)) - low, tuple(axes))
-
-
-digits = st.sampled_from([0, 1, 1, 2, 4, 8, 12, 24, -4])
-any_blocks = st.lists(blocks() | blocks(digits), max_size=3)
-
-
 @many
 @given(any_blocks, any_blocks)
 def test_every_shared_address_once(a, b):
     assert met(a, b) == walked(a, b)
+
+
+@many
+@given(any_blocks, any_blocks)
+def test_every_shared_address_once_in_the_ways_of_many_blocks(a, b):
+    """Other chains, blocks cut into slices, and long ranges over short ones, whatever the numbers."""
+    with patch.object(_meet, "FEW", -(1 << 20)):
+        assert met(a, b) == walked(a, b)
 
 
 WAYS = {
@@ -126,3 +109,35 @@ def test_bounds_hold_before_anything_is_built():
     with pytest.raises(LimitError, match="pieces"):
         meet(*ends, Limits(pieces=n), Budget(Limits()))
     assert len(meet(*ends, Limits(), Budget(Limits())).left) == n * n
+
+
+ranges = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), min_size=1, max_size=9)
+
+
+@many
+@given(ranges, ranges, st.sampled_from([1 << 12, -1]))
+def test_overlapping_ranges_in_order(a, b, few):
+    low_a, low_b = (np.array([low for low, _ in x], np.int64) for x in (a, b))
+    high_a, high_b = (np.array([low + n for low, n in x], np.int64) for x in (a, b))
+    both = itertools.product(range(len(a)), range(len(b)))
+    want = [(i, j) for i, j in both if low_a[i] <= high_b[j] and low_b[j] <= high_a[i]]
+    with patch.object(_meet, "FEW", few):
+        left, right = overlap_pairs(low_a, high_a, low_b, high_b, Limits())
+    found = list(zip(left.tolist(), right.tolist()))
+    assert found == sorted(want, key=lambda pair: (pair[0], low_b[pair[1]], pair[1]))
+
+
+def columns_with_odd_rows(n, odd):
+    """One column of a row-major [16, n] for each point of n, some joined in threes of an odd step."""
+    joined = {start + i * step for start, step in odd for i in range(3)}
+    single = [("a", (k, ((16, n),))) for k in range(n) if k not in joined]
+    return single + [("a", (start, ((3, step), (16, n)))) for start, step in odd]
+
+
+def test_odd_strides_of_a_few_do_not_spoil_the_digits_of_many():
+    n, odd = 4096, [(1, 37), (2, 91), (3, 111), (4, 1300)]
+    x = blocks_of(columns_with_odd_rows(n, odd))
+    one, two, ranges = _meet.in_digits(x, x, [1], *[np.arange(len(x.box))] * 2, Budget(Limits()))
+    assert not len(one.hard) and not len(two.hard) and ranges.total < 4 * n
+    found = meet(x, x, Limits(pairs=4 * n), Budget(Limits(steps=10_000)))
+    assert (found.left == found.right).all() and np.prod(found.shape, axis=0).sum() == 16 * n

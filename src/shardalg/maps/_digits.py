@@ -153,12 +153,35 @@ def products(
         [np.flatnonzero(digits.product), *(np.full(len(c.box), k) for c, k in zip(carved, hard))]
     )
     axes = max(len(y.shape) for y in blocks)
-    x = _stack([_pad_axes(y, axes) for y in blocks])
+    x = stack([pad_axes(y, axes) for y in blocks])
     digits = chain_digits(x, chain)
     return x, names[origin], digits, np.flatnonzero(~digits.product)
 
 
-def _pad_axes(x: Blocks, axes: int) -> Blocks:
+def shortest_axis(x: Blocks, picked: IntArray) -> tuple[IntArray, IntArray]:
+    """The shortest moving axis of each picked block, and its extent; every one has one."""
+    live = (x.shape[:, picked] > 1) & (x.strides[:, picked] > 0)
+    extents = np.where(live, x.shape[:, picked], np.iinfo(np.int64).max)
+    return extents.argmin(axis=0), extents.min(axis=0)
+
+
+def sliced(x: Blocks, picked: IntArray, budget: Budget) -> tuple[Blocks, IntArray]:
+    """Blocks, the picked ones cut into the single steps of their shortest axis; and which one each is of."""
+    axis, times = np.zeros(len(x.box), np.int64), np.ones(len(x.box), np.int64)
+    axis[picked], times[picked] = shortest_axis(x, picked)
+    budget.spend(int(times.sum()))
+    of = np.repeat(np.arange(len(times)), times)
+    index = np.arange(len(of)) - np.repeat(np.cumsum(times) - times, times)
+    x, k, here = x.take(of), axis[of], np.arange(len(of))
+    shape = x.shape.copy()
+    shape[k, here] = np.where(times[of] > 1, 1, shape[k, here])
+    offset = x.offset + index * x.strides[k, here]
+    return x._replace(
+        offset=offset, shape=shape, pay_offset=x.pay_offset + index * x.pay_strides[:, k, here]
+    ), of
+
+
+def pad_axes(x: Blocks, axes: int) -> Blocks:
     """Blocks with unit axes added up to ``axes``."""
     extra, n, width = axes - len(x.shape), len(x.box), len(x.pay_offset)
     if not extra:
@@ -171,7 +194,8 @@ def _pad_axes(x: Blocks, axes: int) -> Blocks:
     )
 
 
-def _stack(parts: list[Blocks]) -> Blocks:
+def stack(parts: list[Blocks]) -> Blocks:
+    """The blocks of all parts, which have as many axes."""
     return Blocks(*(np.concatenate(xs, axis=-1) for xs in zip(*parts)))
 
 

@@ -21,11 +21,14 @@ import numpy as np
 
 from .._limits import Budget, Limits
 from ._digits import Blocks as Blocks  # what meet takes
-from ._digits import Digits, finest_chain, forward, products
+from ._digits import Digits, chain_digits, finest_chain, forward, products, shortest_axis, sliced
 from ._solve import Digit, Solution, add, solve
 from ._space import IntArray
 
 WIDE = 1 << 31  # products of two values below this fit an int64
+FEW = 1 << 12  # pairs up to which no other way is sought
+CUTS = 1 << 12  # slices that are always worth an answer without the solver
+HARD = 16  # candidates that take as long as one pair in the exact solver
 
 
 class Met(NamedTuple):
@@ -55,13 +58,13 @@ def meet(a: Blocks, b: Blocks, limits: Limits, budget: Budget, bound: str = "pie
     """
     a, b = forward(a), forward(b)
     parts = []
-    for some_a, some_b, chain in _groups(a, b):
+    for some_a, some_b, chain in groups(a, b):
         parts += _meet_group(a.take(some_a), b.take(some_b), chain, some_a, some_b, limits, budget, bound)
     limits.hold(bound, sum(len(p.left) for p in parts))
     return _joined(parts, len(a.pay_offset), len(b.pay_offset))
 
 
-def _groups(a: Blocks, b: Blocks) -> Iterator[tuple[IntArray, IntArray, list[int]]]:
+def groups(a: Blocks, b: Blocks) -> Iterator[tuple[IntArray, IntArray, list[int]]]:
     """Blocks of boxes that can share one chain of digits, with that chain."""
     if not len(a.box) or not len(b.box):
         return
@@ -119,35 +122,106 @@ def _meet_group(
     bound: str,
 ) -> list[Met]:
     """All meetings of two sets of blocks over one chain, under their original positions."""
-    a, name_a, da, hard_a = products(a, chain, name_a, budget)
-    b, name_b, db, hard_b = products(b, chain, name_b, budget)
+    one, two, found = in_digits(a, b, chain, name_a, name_b, budget)
     parts = []
-    easy_a, easy_b = (np.flatnonzero(d.product) for d in (da, db))
-    if len(easy_a) and len(easy_b):
-        parts.append(_meet_products(a, b, da, db, easy_a, easy_b, limits, bound))
-    if len(hard_a):
-        parts += _meet_hard(a, b, hard_a, np.arange(len(b.box)), limits, budget)
-    if len(hard_b) and len(easy_a):
-        parts += _meet_hard(a, b, easy_a, hard_b, limits, budget)
-    return [p._replace(left=name_a[p.left], right=name_b[p.right]) for p in parts]
+    if found is not None:
+        parts.append(_meet_products(one, two, found, limits, bound))
+    if len(one.hard):
+        parts += _meet_hard(one.blocks, two.blocks, one.hard, np.arange(len(two.names)), limits, budget)
+    if len(two.hard) and len(one.easy):
+        parts += _meet_hard(one.blocks, two.blocks, one.easy, two.hard, limits, budget)
+    return [p._replace(left=one.names[p.left], right=two.names[p.right]) for p in parts]
+
+
+class InDigits(NamedTuple):
+    """The blocks of one side in the digits of a chain, after cutting; ``names`` are the blocks they are cut
+    from, ``easy`` the positions of products and ``hard`` of those that resist."""
+
+    blocks: Blocks
+    names: IntArray
+    digits: Digits
+    easy: IntArray
+    hard: IntArray
+    chain: list[int]
+
+
+class _Ranges(NamedTuple):
+    """How many pairs of products overlap in one digit, and their ranges there."""
+
+    total: int
+    low_a: IntArray
+    high_a: IntArray
+    low_b: IntArray
+    high_b: IntArray
+
+
+def in_digits(
+    a: Blocks, b: Blocks, chain: list[int], name_a: IntArray, name_b: IntArray, budget: Budget
+) -> tuple[InDigits, InDigits, _Ranges | None]:
+    """Both sides in a chain that leaves little to try: the finest one, or where a few odd strides spoil
+    that, the one of the strides that many blocks use."""
+    found = _in_chain(a, b, chain, name_a, name_b, budget)
+    few = 8 * (len(name_a) + len(name_b)) + FEW
+    if _work(*found) <= few:
+        return found
+    usual = finest_chain(_usual(a) | _usual(b))
+    if usual != chain:
+        found = min(found, _in_chain(a, b, usual, name_a, name_b, budget), key=lambda its: _work(*its))
+    one, two, ranges = found
+    if _hard_pairs(one, two) <= FEW:
+        return found
+    one = cut_hard(one, budget)
+    two = one if b is a else cut_hard(two, budget)
+    return one, two, _least_ranges(one, two)
+
+
+def _in_chain(
+    a: Blocks, b: Blocks, chain: list[int], name_a: IntArray, name_b: IntArray, budget: Budget
+) -> tuple[InDigits, InDigits, _Ranges | None]:
+    one = _side(a, chain, name_a, budget)
+    two = one if b is a else _side(b, chain, name_b, budget)
+    return one, two, _least_ranges(one, two)
+
+
+def _side(x: Blocks, chain: list[int], names: IntArray, budget: Budget) -> InDigits:
+    x, names, digits, hard = products(x, chain, names, budget)
+    return InDigits(x, names, digits, np.flatnonzero(digits.product), hard, chain)
+
+
+def cut_hard(x: InDigits, budget: Budget) -> InDigits:
+    """The blocks that are no product cut along their shortest axes until they are, where that takes
+    few cuts."""
+    blocks, names, hard = x.blocks, x.names, x.hard
+    while len(hard) and int(shortest_axis(blocks, hard)[1].sum()) <= CUTS + 4 * len(names):
+        blocks, of = sliced(blocks, hard, budget)
+        names = names[of]
+        hard = np.flatnonzero(~chain_digits(blocks, x.chain).product)
+    return x if hard is x.hard else _side(blocks, x.chain, names, budget)
+
+
+def _work(one: InDigits, two: InDigits, ranges: _Ranges | None) -> int:
+    """Candidates among the products, and what the pairs for the solver are worth."""
+    return (ranges.total if ranges is not None else 0) + HARD * _hard_pairs(one, two)
+
+
+def _hard_pairs(one: InDigits, two: InDigits) -> int:
+    return len(one.hard) * len(two.names) + len(two.hard) * len(one.easy)
+
+
+def _usual(x: Blocks) -> set[int]:
+    """The positive strides that at least one block in 64 uses."""
+    strides, counts = np.unique(x.strides[(x.strides > 0) & (x.shape > 1)], return_counts=True)
+    return set(strides[64 * counts >= len(x.box)].tolist())
 
 
 # --- products: every digit at once --------------------------------------------------------
 
 
-def _meet_products(
-    a: Blocks,
-    b: Blocks,
-    da: Digits,
-    db: Digits,
-    easy_a: IntArray,
-    easy_b: IntArray,
-    limits: Limits,
-    bound: str,
-) -> Met:
+def _meet_products(one: InDigits, two: InDigits, ranges: _Ranges, limits: Limits, bound: str) -> Met:
     """The meetings of blocks that are products: those of their digits, outermost first, then the free
     axes of a and those of b."""
-    left, right = _candidates(a, b, da, db, easy_a, easy_b, limits)
+    a, b, da, db = one.blocks, two.blocks, one.digits, two.digits
+    left, right = _candidates(one, two, ranges, limits)
     levels = [_progressions(da, db, k, left, right) for k in reversed(range(len(da.start)))]
     keep = np.logical_and.reduce([level[2] > 0 for level in levels])
     if not keep.all():
@@ -194,35 +268,37 @@ def _payload(
     return offset, strides
 
 
-def _candidates(
-    a: Blocks, b: Blocks, da: Digits, db: Digits, easy_a: IntArray, easy_b: IntArray, limits: Limits
-) -> tuple[IntArray, IntArray]:
-    """Pairs whose ranges overlap in the digit where the fewest do."""
-    best: tuple[int, IntArray, IntArray, IntArray, IntArray] | None = None
-    boxed = bool((a.box[easy_a] != a.box[easy_a[0]]).any() or (b.box[easy_b] != a.box[easy_a[0]]).any())
-    for k in range(len(da.start) - 1, -1, -1):
-        low_a, high_a = _range(da, k, easy_a)
-        low_b, high_b = _range(db, k, easy_b)
+def _candidates(one: InDigits, two: InDigits, ranges: _Ranges, limits: Limits) -> tuple[IntArray, IntArray]:
+    """Pairs of products whose ranges overlap in the digit where the fewest do."""
+    limits.hold("pairs", ranges.total)
+    left, right = overlap_pairs(*ranges[1:], limits)
+    left, right = one.easy[left], two.easy[right]
+    same = one.blocks.box[left] == two.blocks.box[right]
+    return (left, right) if same.all() else (left[same], right[same])
+
+
+def _least_ranges(one: InDigits, two: InDigits) -> _Ranges | None:
+    """The ranges in the digit where the fewest overlap; None where a side has no products."""
+    if not len(one.easy) or not len(two.easy):
+        return None
+    best: _Ranges | None = None
+    box_a, box_b = one.blocks.box[one.easy], two.blocks.box[two.easy]
+    boxed = bool((box_a != box_a[0]).any() or (box_b != box_a[0]).any())
+    for k in range(len(one.digits.start) - 1, -1, -1):
+        low_a, high_a = _range(one.digits, k, one.easy)
+        low_b, high_b = _range(two.digits, k, two.easy)
         if boxed:
             reach = int(max(high_a.max(), high_b.max())) + 1
-            most = int(max(a.box[easy_a].max(), b.box[easy_b].max())) + 1
+            most = int(max(box_a.max(), box_b.max())) + 1
             if reach < (1 << 62) // most:
-                low_a, high_a = low_a + a.box[easy_a] * reach, high_a + a.box[easy_a] * reach
-                low_b, high_b = low_b + b.box[easy_b] * reach, high_b + b.box[easy_b] * reach
+                low_a, high_a = low_a + box_a * reach, high_a + box_a * reach
+                low_b, high_b = low_b + box_b * reach, high_b + box_b * reach
         total = overlapping(low_a, high_a, low_b, high_b)
-        if best is None or total < best[0]:
-            best = (total, low_a, high_a, low_b, high_b)
-        if total <= max(len(easy_a), len(easy_b)):
+        if best is None or total < best.total:
+            best = _Ranges(total, low_a, high_a, low_b, high_b)
+        if total <= max(len(one.easy), len(two.easy)):
             break
-    assert best is not None
-    limits.hold("pairs", best[0])
-    left, right = overlap_pairs(*best[1:], limits)
-    left, right = easy_a[left], easy_b[right]
-    if boxed:
-        same = a.box[left] == b.box[right]
-        if not same.all():
-            left, right = left[same], right[same]
-    return left, right
+    return best
 
 
 def _range(d: Digits, k: int, picked: IntArray) -> tuple[IntArray, IntArray]:
@@ -246,7 +322,11 @@ def overlap_pairs(
     until = np.searchsorted(low, high_a, "right")
     begin = np.searchsorted(np.maximum.accumulate(high), low_a, "left")
     counts = np.maximum(until - begin, 0)
-    limits.hold("pairs", int(counts.sum()))
+    total = int(counts.sum())
+    if total > FEW and total > 2 * overlapping(low_a, high_a, low, high):
+        left, right = _nested_pairs(low_a, high_a, low, high, limits)
+        return left, order[right]
+    limits.hold("pairs", total)
     left = np.repeat(np.arange(len(low_a)), counts)
     first = np.cumsum(counts) - counts
     right = np.arange(len(left)) - np.repeat(first - begin, counts)
@@ -254,6 +334,26 @@ def overlap_pairs(
     if nested.any():
         left, right = left[~nested], right[~nested]
     return left, order[right]
+
+
+def _nested_pairs(
+    low_a: IntArray, high_a: IntArray, low_b: IntArray, high_b: IntArray, limits: Limits
+) -> tuple[IntArray, IntArray]:
+    """Overlapping pairs where a few long ranges reach over many others: those where b starts within a,
+    and those where a starts within b, past its start. ``low_b`` ascends."""
+    order = np.argsort(low_a, kind="stable")
+    low, high = low_a[order], high_a[order]
+    sides = []
+    for starts, first, last, side in ((low_b, low, high, "left"), (low, low_b, high_b, "right")):
+        begin = np.searchsorted(starts, first, side)  # type: ignore[call-overload]
+        counts = np.maximum(np.searchsorted(starts, last, "right") - begin, 0)
+        limits.hold("pairs", int(counts.sum()))
+        over = np.repeat(np.arange(len(counts)), counts)
+        sides.append((over, np.arange(len(over)) + np.repeat(begin - np.cumsum(counts) + counts, counts)))
+    (left, right), (over, within) = sides
+    left, right = order[np.concatenate([left, within])], np.concatenate([right, over])
+    by_a = np.lexsort((right, left))
+    return left[by_a], right[by_a]
 
 
 _Level = tuple[IntArray, IntArray, IntArray, "IntArray | int", "IntArray | int"]
@@ -291,8 +391,14 @@ def _inverse(s: IntArray, t: IntArray) -> IntArray:
     """The inverse of ``s`` modulo ``t``, elementwise (0 modulo 1)."""
     if (t == 1).all():
         return np.zeros_like(s)
-    pairs, where = np.unique(np.stack([s, t]), axis=1, return_inverse=True)
-    return np.array([pow(x, -1, y) for x, y in pairs.T.tolist()], np.int64)[where.reshape(-1)]
+    order = np.lexsort((t, s))
+    fresh = np.ones(len(order), bool)
+    fresh[1:] = (np.diff(s[order]) != 0) | (np.diff(t[order]) != 0)
+    some = order[fresh]
+    inverse = np.array([pow(x, -1, y) for x, y in zip(s[some].tolist(), t[some].tolist())], np.int64)
+    found = np.empty_like(s)
+    found[order] = inverse[np.cumsum(fresh) - 1]
+    return found
 
 
 def _times_mod(x: IntArray, y: IntArray, t: IntArray) -> IntArray:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .._limits import Budget, Limits
+from ._cells import cells
 from ._meet import Blocks, Met, meet
 from ._solve import Digit, Vector, add, solve
 from ._space import IntArray
@@ -45,10 +46,20 @@ def side_blocks(table: PieceTable, key: int, *payload: int, index: bool = False)
 
 def side_region(table: PieceTable, side: int) -> PieceTable:
     """One side of a table as pieces that map it to itself; what pieces share is repeated."""
+    return region_of(side_blocks(table, side))
+
+
+def region_of(x: Blocks) -> PieceTable:
+    """Blocks as pieces that map them to themselves; what they share is repeated."""
+    one = np.ones(len(x.box), np.int64)
+    return build(Columns(x.box, x.offset, x.box, x.offset, one, one, x.shape, x.strides, x.strides))
+
+
+def is_region(table: PieceTable) -> bool:
+    """Whether the table maps slots to themselves at scale 1."""
     c = table.columns
-    box, offset, strides = c.side(side)
-    one = np.ones(len(table), np.int64)
-    return build(Columns(box, offset, box, offset, one, one, c.shape, strides, strides))
+    same = (c.dom_box == c.cod_box).all() and (c.dom_offset == c.cod_offset).all()
+    return bool(same and (c.dom_strides == c.cod_strides).all()) and not table.scaled
 
 
 def exact_sizes(shape: IntArray) -> list[int]:
@@ -342,14 +353,24 @@ def _gaps(extent: int, start: int, parts: _Parts) -> list[tuple[int, _Parts]]:
 
 
 def disjoint(table: PieceTable, limits: Limits, budget: Budget) -> PieceTable:
-    """The same set of triples with each listed once."""
+    """The same set of triples with each listed once: one cell of each number where the table is a
+    region, else the first half and what the second has beyond it, and so each half in turn."""
     if len(table) == 0 or count_common(table, table, limits, budget) == sum(exact_sizes(table.shape)):
         return table
-    done = empty_table()
-    for k in range(len(table)):
-        for part in _injective(table.take(slice(k, k + 1)), limits, budget):
+    cut = cells(side_blocks(table, DOMAIN), limits, budget) if is_region(table) else None
+    if cut is not None:
+        return region_of(cut.blocks.take(np.unique(cut.cell, return_index=True)[1]))
+    if len(table) > 1:
+        half = len(table) // 2
+        first, second = (
+            disjoint(table.take(part), limits, budget) for part in (slice(half), slice(half, None))
+        )
+        done = concatenate([first, minus(second, first, limits, budget)])
+    else:
+        done = empty_table()
+        for part in _injective(table, limits, budget):
             done = concatenate([done, minus(part, done, limits, budget)])
-            limits.hold("pieces", len(done))
+    limits.hold("pieces", len(done))
     return done
 
 

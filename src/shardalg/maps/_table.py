@@ -168,19 +168,24 @@ def _trimmed(rows: IntArray) -> PieceTable:
 
 def build(c: Columns) -> PieceTable:
     """A table in normal form from arbitrary columns (bounds already checked)."""
-    shape, ds, cs = c.shape, c.dom_strides, c.cod_strides
-    head = [c.dom_box, c.dom_offset, c.cod_box, c.cod_offset, c.numerator, c.denominator]
-    full = (shape > 0).all(axis=0)
+    full = (c.shape > 0).all(axis=0)
     if not full.all():
-        head = [h[full] for h in head]
-        shape, ds, cs = shape[:, full], ds[:, full], cs[:, full]
-    if len(head[0]) == 0:
-        return empty_table()
-    shape, ds, cs, dom_shift, cod_shift = normal_axes(shape, ds, cs)
-    head[1] = head[1] + dom_shift
-    head[3] = head[3] + cod_shift
-    rows = np.concatenate([np.stack(head), shape, ds, cs]).astype(np.int64, copy=False)
-    return _trimmed(_sorted(rows))
+        c = Columns(*(x[..., full] for x in c))
+    return _trimmed(_sorted(_normal_rows(c))) if len(c.dom_box) else empty_table()
+
+
+def unsorted(c: Columns) -> PieceTable:
+    """Non-empty pieces in normal form in the order given, so that positions stay known."""
+    return _trimmed(_normal_rows(c))
+
+
+def _normal_rows(c: Columns) -> IntArray:
+    """The rows of non-empty pieces with their axes in normal form."""
+    shape, ds, cs, dom_shift, cod_shift = normal_axes(c.shape, c.dom_strides, c.cod_strides)
+    head = [
+        c.dom_box, c.dom_offset + dom_shift, c.cod_box, c.cod_offset + cod_shift, c.numerator, c.denominator,
+    ]  # fmt: skip
+    return np.concatenate([np.stack(head), shape, ds, cs]).astype(np.int64, copy=False)
 
 
 def normal_axes(

@@ -8,6 +8,7 @@ import numpy as np
 
 from .._limits import Budget, Limits
 from ..maps import AffineMap
+from ..maps._cells import Cells, cells
 from ..maps._map import require_shards
 from ..maps._meet import meet
 from ..maps._relation import (
@@ -23,7 +24,7 @@ from ..maps._relation import (
     side_region,
 )
 from ..maps._space import IntArray
-from ..maps._table import Columns, PieceTable, build, concatenate, empty_table, in_order
+from ..maps._table import Columns, PieceTable, build, concatenate, empty_table, in_order, unsorted
 from ._folding import simplified
 from ._points import at_element
 
@@ -101,29 +102,43 @@ def _atoms(layout: AffineMap, limits: Limits) -> Atoms:
     rank = layout.domain.box_ranks[table.columns.dom_box]
     if layout.injective:
         return Atoms(table, np.arange(len(table)), rank, tuple((r,) for r in rank.tolist()))
-    alike = _alike(table, rank)
-    if alike is None:
-        cut = _cut_alike(table, limits)
-        alike = None if cut is None else _alike(cut, layout.domain.box_ranks[cut.columns.dom_box])
-    return alike if alike is not None else _refined(layout, limits)
+    return _alike(table, rank) or _by_cells(table, rank, limits) or _refined(layout, limits)
 
 
-def _cut_alike(table: PieceTable, limits: Limits) -> PieceTable | None:
-    """The table with each piece cut at the parts that other pieces share with it, all at once; None
-    where that cannot make replicas alike. A rank whose own rows run on into replicated ones needs it."""
-    budget = Budget(limits)
-    blocks = side_blocks(table, CODOMAIN, DOMAIN, CODOMAIN)
-    met = meet(blocks, side_blocks(table, CODOMAIN), limits, budget)
-    whole = exact_sizes(table.shape)
-    found = zip(exact_sizes(met.shape), met.left.tolist())
-    smaller = np.flatnonzero([size < whole[k] for size, k in found])
-    shared = met_table(met.take(smaller), table)
-    parts = PieceTable(np.unique(shared.rows, axis=1))
-    if not len(parts) or collides(parts, DOMAIN):
+def _by_cells(table: PieceTable, rank: IntArray, limits: Limits) -> Atoms | None:
+    """Atoms that are cells of the pieces, all cut by each other at once; None where the pieces have no
+    cells, or a rank that holds one twice has now this slot lower, now that."""
+    cut = cells(side_blocks(table, CODOMAIN, DOMAIN), limits, Budget(limits))
+    if cut is None:
         return None
-    hit = np.zeros(len(table), bool)
-    hit[met.left[smaller]] = True
-    return concatenate([table.take(~hit), parts, minus(table.take(hit), parts, limits, budget)])
+    c, x = table.columns, cut.blocks
+    its, box = rank[cut.block], c.dom_box[cut.block]
+    order = np.lexsort((x.pay_offset[0], box, its, cut.cell))
+    fresh = np.ones(len(order), bool)
+    fresh[1:] = (np.diff(cut.cell[order]) != 0) | (np.diff(its[order]) != 0)
+    kept = order[fresh]
+    first, other = np.repeat(kept, np.diff(np.flatnonzero(np.append(fresh, True)))), order
+    apart = x.pay_offset[0, other] - x.pay_offset[0, first]
+    slopes = (x.pay_strides[0][:, other] - x.pay_strides[0][:, first]) * (x.shape[:, other] - 1)
+    lower = (box[first] < box[other]) | (apart + np.minimum(slopes, 0).sum(axis=0) >= 0)
+    if not lower.all():
+        return None
+    return _atoms_of(table, cut, its, kept)
+
+
+def _atoms_of(table: PieceTable, cut: Cells, rank: IntArray, kept: IntArray) -> Atoms:
+    """Some of the cells, sorted by number and rank, as atoms."""
+    x, c, k = cut.blocks.take(kept), table.columns, cut.block[kept]
+    pieces = unsorted(
+        Columns(
+            c.dom_box[k], x.pay_offset[0], c.cod_box[k], x.offset, c.numerator[k], c.denominator[k],
+            x.shape, x.pay_strides[0], x.strides,
+        )
+    )  # fmt: skip
+    _, first, atom = np.unique(cut.cell[kept], return_index=True, return_inverse=True)
+    ranks = rank[kept]
+    holders = np.split(ranks, first[1:])
+    return Atoms(pieces, atom.reshape(-1), ranks, tuple(tuple(h.tolist()) for h in holders))
 
 
 def _alike(table: PieceTable, rank: IntArray) -> Atoms | None:
