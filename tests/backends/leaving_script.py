@@ -12,7 +12,7 @@ import shardalg as sa
 from shardalg.backends import _context
 
 path, strategy, late, rank = sys.argv[1], sys.argv[2], float(sys.argv[3]), int(sys.argv[4])
-_context.FAREWELL = 1.0
+_context.FAREWELL = 0.5
 store, limit = dist.FileStore(path, 2), timedelta(seconds=30)
 rows, columns = (sa.layout((8, 6), sa.Split(axis), ranks=2) for axis in (0, 1))
 ctx = sa.backends.cpu(store=store, rank=rank, size=2, timeout=limit, strategy=strategy)

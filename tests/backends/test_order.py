@@ -397,7 +397,7 @@ def test_a_forked_process_is_another_owner(team, strategy):
     assert team.run(in_a_fork, strategy=strategy, timeout=20).good() == [7] * 4
 
 
-@pytest.mark.parametrize(("strategy", "late", "end"), [("shared", 0.2, "moved"), ("p2p", 3, "an error")])
+@pytest.mark.parametrize(("strategy", "late", "end"), [("shared", 0.2, "moved"), ("p2p", 2, "an error")])
 def test_a_process_ends_with_open_contexts_and_runs(tmp_path, strategy, late, end):
     """One ends with an exception while a run in the background waits for the other, which ends without
     closing: the run may end within some seconds, and nothing keeps either process."""
