@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
+import math
+
 import numpy as np
 import pytest
 from laws import raises
@@ -239,3 +243,101 @@ def test_a_placement_of_torch_is_told_what_it_is_called_here():
             assert f"is a placement of torch: write shardalg.{ours}, or read" in found
             assert "shardalg.interop.dtensor.from_placements(" in found
     assert "reduce first" in raises(InvalidMapError, lambda: layout((8, 4), tensor.Partial(), ranks=2))
+
+
+# --- any argument may be anything ---------------------------------------------------------------
+
+
+class Chooser:
+    """A selector that answers with a list of what it was told to."""
+
+    key = "odd"
+
+    def __init__(self, *answers):
+        self.answers = answers
+
+    def choose(self, requests):
+        return list(self.answers)
+
+
+ODD = (
+    None, True, -1, 0, 1, 7, 2**40, 2**70, 0.5, math.nan, "", "x", b"x", [], [0], (0,), (1, 2, 3), [[0]],
+    {}, {0: 1},
+    {(1, 2, 3): 1}, {None: 1}, {"x": 1}, {0: None}, {0: (1, 2, 3)}, {(0, ""): 3}, {0.5: (0,)}, {0: {"x": 2}},
+    slice(0, 2, 0), slice("a"), {0: slice("a")}, {0: (slice(0, 2, 0),)}, {1, 2}, np.array(3), np.array([1,
+    2]),
+    np.array(["a", "b"]), np.zeros((2, 2)), ROWS, Split(0), Space(()), object(), lambda *a: 3,
+    lambda *a: None,
+    lambda *a: math.nan, lambda *a: np.array([1, 2]), Chooser(), Chooser(0, 1), Chooser("x", "x"),
+    Chooser([0]),
+)  # fmt: skip
+COLUMNS, BOTH = layout((8, 4), Split(1), ranks=4), layout((8, 4), Replicate(), ranks=2)
+HALF = sa.region(ROWS.domain, {0: (slice(0, 2),)})
+HEADS = sa.Attention(kv_heads=2)
+SHARDS = {0: np.zeros((4, 4)), 1: np.zeros((4, 4))}
+TWO = Experts([[0], [1]])
+SAMPLES = {
+    "AffineMap": (ROWS.domain, ROWS.codomain, ROWS.table),
+    "Attention": (2,), "BlockGather": (0, 2, {0: (0, 1)}), "Box": ((2,),), "Cyclic": (0, 2),
+    "Experts": ([[0]],),
+    "Piece": ((2,), Side(0, (1,)), Side(0, (1,))), "Replicate": (), "Segments": (0, ((4, Split(0)),)),
+    "Side": (0, (1,)), "Space": ((sa.Box((2,)),),), "Split": (0,), "StridedSplit": (0, 2),
+    "block_cyclic": ((8, 8), (2, 2), (2, 2)), "canonicalize": (ROWS,), "cheapest": ([[1]],), "check": (ROWS,),
+    "check_layout": (ROWS,), "complement": (HALF,), "compose": (sa.identity(ROWS.codomain), ROWS),
+    "concat": ([ROWS, ROWS], 0), "context_parallel": ((8,), 2), "corestrict": (ROWS, (0,)),
+    "divide": (ROWS, ROWS),
+    "domain": (ROWS,), "equivalent": (ROWS, ROWS), "expert_layouts": (TWO, {"w": (2, 3)}),
+    "expert_part": ((2, 4, 2), "gate"), "explain": (ROWS, BOTH), "extract": (ROWS, np.zeros((8, 4))),
+    "fingerprint": (ROWS,), "flat_group": ({"w": (4,)}, 2), "from_text": (sa.to_text(ROWS),),
+    "gate_up": ((8, 4), 2), "grouped_query": ((24, 2), HEADS, 2), "head_sizes": (24, HEADS, 2),
+    "holders": (ROWS, 3), "identity": (ROWS.domain,), "image": (ROWS,), "intersect": (ROWS, ROWS),
+    "invert": (ROWS,), "is_injective": (ROWS,), "is_single_valued": (ROWS,), "is_surjective": (ROWS,),
+    "is_total": (ROWS,), "join": ({"a": (2, 3), "b": (2, 3)},), "layout": ((8, 4), Split(0), 2),
+    "match": (ROWS, ROWS), "merge": (ROWS, ROWS), "multiplicity": (ROWS, 3), "named_qkv": ("BloomBlock",),
+    "nest": (ROWS, [layout((4, 4), Split(0), ranks=2)] * 2), "packed_experts": ((4, 4, 2), TWO, "gate"),
+    "padding": (ROWS,), "part": (ROWS, [0]), "permute": (ROWS, {"domain": {0: (1, 0)}}), "plan": (BOTH,
+    COLUMNS),
+    "plan_experts": (TWO, Experts([[1], [0]]), {"w": (2,)}), "plan_tree": ({"w": ROWS}, {"w": COLUMNS}),
+    "predivided_bias": ((8,), 2), "probe": (lambda full, rank: full, (4,), 2), "product": (ROWS, ROWS),
+    "qkv_per_head": ((24, 2), HEADS, 2), "rebuild": (ROWS, SHARDS), "region": (ROWS.domain, {0: (0,)}),
+    "relabel": (ROWS, {"domain": {0: 5}}), "reshape": (ROWS, {"domain": (2, 8)}), "restrict": (ROWS,
+    {0: (0,)}),
+    "scaled_by": (ROWS, (2, 2)), "schedule": (sa.plan(ROWS, ROWS),), "section": ((4, 2), slice(0, 2)),
+    "sharded": (ROWS, SHARDS), "simplify": (ROWS,), "subtract": (ROWS, ROWS), "to_text": (ROWS,),
+    "translate": (HALF, {"domain": {0: (1, 0)}}), "uncovered": (ROWS,), "union": (ROWS, ROWS),
+}  # fmt: skip
+NAMED_ONLY = ("permute", "relabel", "reshape", "translate")  # whose last sample names an argument
+
+
+def sample(name):
+    """The arguments of a call that is fine, by name where the function has names for them."""
+    given = SAMPLES[name]
+    places = given[:-1] if name in NAMED_ONLY else given
+    bound = inspect.signature(getattr(sa, name)).bind_partial(*places)
+    bound.apply_defaults()
+    return bound.arguments | (given[-1] if name in NAMED_ONLY else {})
+
+
+@pytest.mark.filterwarnings("ignore:elementwise comparison", "ignore:Conversion of an array")
+@pytest.mark.parametrize("name", SAMPLES)
+def test_whatever_is_given_it_is_refused_in_our_words(name):
+    """One argument after another is replaced by things that it may not be."""
+    call = getattr(sa, name)
+    fine = sample(name)
+    call(**fine)
+    for argument in fine:
+        for odd in ODD:
+            with contextlib.suppress(sa.ShardalgError):
+                call(**{**fine, argument: odd})
+
+
+LIMITED = [name for name in SAMPLES if "limits" in inspect.signature(getattr(sa, name)).parameters]
+
+
+@pytest.mark.parametrize("name", LIMITED)
+def test_no_more_pieces_are_returned_than_limits_allow(name):
+    call, fine = getattr(sa, name), sample(name)
+    found = call(**fine)
+    if isinstance(found, AffineMap) and len(found):
+        with pytest.raises(sa.LimitError, match="pieces would exceed"):
+            call(**{**fine, "limits": sa.Limits(pieces=len(found) - 1)})

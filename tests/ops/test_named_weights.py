@@ -87,7 +87,7 @@ def test_packed_experts_are_the_part_after_the_placement():
         ((4, 5, 3), "up", "gate_up_first", r"5 = 2\*2 \+ 1"),
         ((4, 6), "up", "gate_up_first", "rows, columns"),
         ((4, 6, 3), "left", "gate_up_first", "part must be one of"),
-        ((4, 6, 3), "up", "up_first", "order one of"),
+        ((4, 6, 3), "up", "up_first", "order must be"),
     ],
 )
 def test_experts_that_cannot_be_packed_are_refused(shape, part, order, reason):

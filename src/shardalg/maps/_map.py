@@ -40,6 +40,14 @@ class AffineMap:
     codomain: Space
     table: PieceTable
 
+    def __post_init__(self) -> None:
+        spaces = isinstance(self.domain, Space) and isinstance(self.codomain, Space)
+        if not (spaces and isinstance(self.table, PieceTable)):
+            raise InvalidMapError(
+                "AffineMap takes two spaces and a table of pieces, which this library makes:"
+                " write layout(...) or AffineMap.from_pieces(...)"
+            )
+
     @classmethod
     def from_pieces(
         cls, domain: Space, codomain: Space, pieces: Iterable[Piece], *, limits: Limits = Limits()

@@ -68,11 +68,16 @@ def counted(value: Any, what: str) -> int:
     return n
 
 
-def text(value: Any, what: str) -> str:
+def as_text(value: Any, what: str) -> str:
     """A str."""
     if not isinstance(value, str):
         raise InvalidMapError(f"{what} must be a str, got {value!r}")
     return value
+
+
+def scalar(value: Any) -> bool:
+    """Whether an argument is one thing, not several: an array without axes is one number."""
+    return not isinstance(value, Iterable) or getattr(value, "ndim", 1) == 0
 
 
 def flag(value: Any, what: str) -> bool:
@@ -85,7 +90,7 @@ def flag(value: Any, what: str) -> bool:
 def one_of(value: Any, choices: tuple[str, ...], what: str) -> str:
     """One of some words."""
     if not isinstance(value, str) or value not in choices:
-        said = " or ".join(f'"{c}"' for c in choices) if len(choices) < 4 else f"one of {choices}"
+        said = " or ".join(f'"{c}"' for c in choices) if len(choices) < 3 else f"one of {choices}"
         raise InvalidMapError(f"{what} must be {said}, got {value!r}")
     return value
 

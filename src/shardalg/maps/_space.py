@@ -14,9 +14,9 @@ from .._errors import InvalidMapError
 from .._limits import BOUND
 from .._struct import struct
 from ._reading import as_int as as_int
+from ._reading import as_text, field, records
 from ._reading import by_key as by_key
 from ._reading import by_position as by_position
-from ._reading import field, records, text
 from ._reading import listed as listed
 
 Shape: TypeAlias = tuple[int, ...]
@@ -103,7 +103,7 @@ def as_key(key: Any) -> Key:
         rank, name = key
     else:
         rank, name = (None, key) if isinstance(key, str) else (key, "")
-    return None if rank is None else as_int(rank, "the rank of a key"), text(name, "the name of a key")
+    return None if rank is None else as_int(rank, "the rank of a key"), as_text(name, "the name of a key")
 
 
 def as_range(cut: slice, n: int) -> range:
@@ -133,7 +133,9 @@ def _order(box: Box) -> tuple[int, str]:
 def describe_key(key: Key) -> str:
     """A key in words: ``rank 3``, ``'q'``, ``rank 3, 'q'`` or ``the tensor``."""
     rank, name = key
-    words = ([] if rank is None else [f"rank {rank}"]) + ([repr(name)] if name else [])
+    words = ([] if rank is None else [f"rank {rank}"]) + (
+        [] if isinstance(name, str) and not name else [repr(name)]
+    )
     return ", ".join(words) or "the tensor"
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from .._limits import Budget, Limits
 from ..maps import AffineMap
 from ..maps._map import inherit, require_map
+from ..maps._reading import flag
 from ..maps._table import HEAD, PieceTable, concatenate
 from ._chains import Relation, refined, relation
 from ._folding import Axis, Family, Point, families_of, fold, fold_points, grouped, simplified, table_of
@@ -46,7 +47,7 @@ def canonicalize(m: AffineMap, *, homogeneous: bool = False, limits: Limits = Li
     require_map(m, "canonicalize: m")
     budget = Budget(limits)
     table = _canonical(m.table, limits, budget)
-    if homogeneous:
+    if flag(homogeneous, "homogeneous"):
         parts = by_holders(AffineMap(m.domain, m.codomain, table), limits)
         table = concatenate([_canonical(part, limits, budget) for part in parts])
     limits.hold("pieces", len(table))

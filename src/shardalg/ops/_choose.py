@@ -130,7 +130,7 @@ def _select(m: _Matched, cut: Atoms, source: AffineMap, of_source: RankMap, sele
         atom, target, size, np.array([r for h in lists for r in h], np.int64), starts[atom], counts[atom],
         lambda a: _atom_region(source, cut, a),
     )  # fmt: skip
-    answer = selector.choose(requests)
+    answer = np.asarray(selector.choose(requests))
     _check_answers(answer, requests, selector)
     return m.take(np.flatnonzero(answer[where] == m.source_rank))
 
@@ -221,6 +221,8 @@ def _among(answer: IntArray, r: Requests) -> BoolArray:
     """Whether each answer is a holder."""
     if answer.shape != r.target.shape:
         raise SelectionError(f"{len(r.target)} requests got answers of shape {answer.shape}")
+    if answer.dtype.kind not in "iu":
+        raise SelectionError(f"a selector answers with ranks, got {answer.tolist()[:8]}")
     found = np.zeros(len(answer), bool)
     for k in range(int(r.count.max(initial=0))):
         here = k < r.count

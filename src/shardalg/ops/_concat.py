@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 
 from .._errors import InvalidMapError
-from .._limits import Limits
+from .._limits import Limits, require_limits
 from ..maps import AffineMap, Box, Piece, Space
 from ..maps._map import inherit, require_map
 from ..maps._space import IntArray, Key, Shape, as_int, describe_key, listed, row_major
@@ -44,13 +44,16 @@ def concat(maps: Sequence[AffineMap], axis: int | tuple[int, int], *, limits: Li
     for m in maps:
         require_map(m, "each map of concat")
     axes = axis if isinstance(axis, tuple) and len(axis) == 2 else (axis, axis)
+    require_limits(limits)
     here, there = (as_int(k, "an axis") for k in axes)
     dom, dom_starts = _appended([m.domain for m in maps], here)
     cod, cod_starts = _appended([m.codomain for m in maps], there)
     tables = [
         _placed(m, (dom, here, a), (cod, there, b), limits) for m, a, b in zip(maps, dom_starts, cod_starts)
     ]
-    return inherit(AffineMap(dom, cod, simplified(concatenate(tables))), *maps)
+    table = simplified(concatenate(tables))
+    limits.hold("pieces", len(table))
+    return inherit(AffineMap(dom, cod, table), *maps)
 
 
 def _appended(spaces: Sequence[Space], axis: int) -> tuple[Space, list[Starts]]:

@@ -9,6 +9,7 @@ from .._limits import Limits
 from .._struct import struct
 from ..maps import AffineMap
 from ..maps._map import require_map
+from ..maps._reading import listed
 from ..maps._relation import DOMAIN
 from ..maps._space import Key
 from ._compose import require_same_space
@@ -66,6 +67,8 @@ def explain(
     """
     require_map(a, "the first of explain")
     require_map(b, "the second of explain")
+    if len(listed(names, "explain: names")) != 2:
+        raise InvalidMapError(f"explain: names are two, got {names!r}")
     try:
         for word, x, y in (("domain", a.domain, b.domain), ("codomain", a.codomain, b.codomain)):
             require_same_space(x, y, "a comparison", f"the {word} of {names[0]}", f"that of {names[1]}")

@@ -56,11 +56,12 @@ def layout(
     require_limits(limits)
     if mesh is not None or order is not None:
         raise InvalidMapError("mesh= and order= need one placement per axis: pass a list of placements")
-    return _finished(lower(one, shape, _labels(one, ranks), limits))
+    return _finished(lower(one, shape, _labels(one, ranks), limits), limits)
 
 
-def _finished(m: AffineMap) -> AffineMap:
+def _finished(m: AffineMap, limits: Limits) -> AffineMap:
     m = simplify(m)
+    limits.hold("pieces", len(m))
     if not known(m, "single_valued"):
         answer = is_single_valued(m)
         if not answer:
@@ -128,7 +129,7 @@ def _on_mesh(
     for axis in cut_first:
         current = _cut_again(current, placements[axis], sizes[axis], limits)
     in_cut_order = grid.transpose(cut_first).reshape(-1).tolist()
-    return _finished(relabel(current, domain=dict(enumerate(in_cut_order))))
+    return _finished(relabel(current, domain=dict(enumerate(in_cut_order))), limits)
 
 
 def _whole(shape: Shape) -> AffineMap:

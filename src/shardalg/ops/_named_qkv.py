@@ -16,7 +16,8 @@ from typing import Any, TypeAlias
 
 from .._errors import InvalidMapError, UnsupportedError
 from ..maps import AffineMap
-from ..maps._space import Shape, as_int, as_shape
+from ..maps._reading import as_int, as_text, by_key
+from ..maps._space import Shape, as_shape
 from ..placements import Attention, BlockGather, Replicate, Segments, Split
 from ._layout import layout, rank_ids
 from ._lower import even_shares
@@ -225,7 +226,8 @@ def named_qkv(block: str, table: Mapping[str, Named] = NAMED) -> Named:
     """
     if not isinstance(block, str):
         raise InvalidMapError(f"named_qkv takes the name of a block type, got {block!r}")
-    found = [name for name in table if name in block]
+    table = by_key(table, "named_qkv: table")
+    found = [name for name in table if as_text(name, "a name of named_qkv: table") in block]
     return table[max(found, key=len)] if found else qkv_per_head
 
 

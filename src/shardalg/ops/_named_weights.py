@@ -11,7 +11,8 @@ from fractions import Fraction
 
 from .._errors import InvalidMapError
 from ..maps import AffineMap, Piece, Side, Space
-from ..maps._space import as_int, as_shape, listed, row_major
+from ..maps._reading import as_int, listed, one_of
+from ..maps._space import as_shape, row_major
 from ..placements import Attention, BlockGather, Cyclic, Experts, Replicate, Split
 from ._compose import compose
 from ._layout import layout, rank_ids
@@ -44,10 +45,9 @@ def gate_up(
     """
     shape, labels, widths = as_shape(shape), rank_ids(ranks), Attention(grain=grain)
     extent = extent_of(shape, axis)
+    one_of(cut, ("before", "after"), "gate_up: cut")
     if cut == "after":
         return layout(shape, Split(axis, sizes=head_sizes(extent, widths, len(labels))), labels)
-    if cut != "before":
-        raise InvalidMapError(f'gate_up: cut must be "before" or "after" fusing, got {cut!r}')
     half = equal_part(extent, 2, "halves, gate and up")
     return layout(shape, each_split(axis, (half, half), widths, len(labels)), labels)
 
@@ -65,10 +65,8 @@ def expert_part(shape: int | Sequence[int], part: str, order: str = "gate_up_fir
     shape = as_shape(shape)
     if len(shape) != 3:
         raise InvalidMapError(f"packed expert weights come from [experts, rows, columns], got shape {shape}")
-    if part not in PARTS or order not in ORDERS:
-        raise InvalidMapError(
-            f"part must be one of {PARTS} and order one of {ORDERS}, got {part!r}, {order!r}"
-        )
+    one_of(part, PARTS, "part")
+    one_of(order, ORDERS, "order")
     strides = list(row_major(shape))
     fused = 1 if order == "gate_up_first" else 2
     packed, offset = list(shape), 0

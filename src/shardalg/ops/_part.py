@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
 from .._errors import InvalidMapError
 from ..maps import AffineMap, Space
 from ..maps._map import inherit, rebox, require_map
-from ..maps._space import as_int
+from ..maps._reading import as_int, scalar
 from ..maps._table import build
 
 
@@ -28,7 +29,8 @@ def part(m: AffineMap, ranks: int | Iterable[int]) -> AffineMap:
     Space.shards({2: (2,)})
     """
     require_map(m, "part: m")
-    wanted = {as_int(r, "a rank") for r in (ranks if isinstance(ranks, Iterable) else (ranks,))}
+    several: Any = (ranks,) if scalar(ranks) else ranks
+    wanted = {as_int(r, "a rank") for r in several}
     missing = sorted(wanted - set(m.ranks))
     if missing:
         raise InvalidMapError(f"the map has ranks {m.ranks}, not {missing}")

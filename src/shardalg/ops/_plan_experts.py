@@ -93,7 +93,7 @@ def plan_experts(
             " their own, so rank 0 of one need not be rank 0 of the other"
         )
     sources, targets = expert_layouts(source, shapes), expert_layouts(target, shapes)
-    _check_published(source, sources, by_key(published or {}, "published"))
+    _check_published(source, sources, {} if published is None else by_key(published, "published"))
     plans = {
         name: plan(
             sources[name], targets[name], select=selector, limits=limits,

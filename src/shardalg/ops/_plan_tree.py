@@ -12,7 +12,7 @@ from .._errors import InvalidMapError
 from .._limits import Limits
 from ..maps import AffineMap, Box, Space
 from ..maps._map import inherit, rebox
-from ..maps._space import by_key
+from ..maps._reading import as_text, by_key
 from ..maps._table import build, concatenate
 from ..plans import Entry, TransferPlan, TreePlan
 from ._compose import compose
@@ -57,7 +57,7 @@ def plan_tree(
     8
     """
     source, target = named_leaves(sources, "sources"), named_leaves(targets, "targets")
-    views, tied = by_key(views or {}, "views"), by_key(tied or {}, "tied")
+    views, tied = ({} if x is None else by_key(x, word) for x, word in ((views, "views"), (tied, "tied")))
     _check_names(source, target, views, tied)
     for alias, name in tied.items():
         _check_tied(target, alias, name)
@@ -98,6 +98,8 @@ def _check_names(
     tied: Mapping[str, str],
 ) -> None:
     """Names on one side only are an error that lists both sets."""
+    for name in [*views, *tied, *tied.values()]:
+        as_text(name, "a name in views= and tied=")
     unknown = sorted(set(views) - set(target)) + sorted((set(tied) | set(tied.values())) - set(target))
     if unknown:
         raise InvalidMapError(f"views= and tied= name targets that are not there: {unknown}")

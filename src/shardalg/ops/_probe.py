@@ -73,7 +73,8 @@ def probe(
     require_limits(limits)
     if not callable(partition):
         raise InvalidMapError(f"probe takes a function of (full, rank) or of (full), got {partition!r}")
-    if as_int(seed, "probe: seed") < 0:
+    seed = as_int(seed, "probe: seed")
+    if seed < 0:
         raise InvalidMapError(f"probe: seed must be at least 0, got {seed}")
     one_of(like, tuple(MARKERS), "probe: like")
     if dtype is not None:
@@ -370,7 +371,7 @@ def proofs(dtype: str, size: int, factors: tuple[float, float], rng: np.random.G
     The second data falls where the first rises, has the other sign and is much larger: a choice by order,
     sign, sum or size. The next two have equal neighbours and a few zeros, the one also very large and very
     small values, the other (of integers) no zeros. The last is zero everywhere. ``factors`` are the least and
-    the greatest that the partition scales by: no product leaves the type. Integers stay indices of the tensor.
+    the greatest that the partition scales by: no product leaves the type. Integers stay indices.
     """
     half = max(1, -(-size // 2))
     if dtype.startswith("int"):
@@ -387,12 +388,10 @@ def proofs(dtype: str, size: int, factors: tuple[float, float], rng: np.random.G
 
 
 def _factors(learnt: Mapping[int, Learnt]) -> tuple[float, float]:
-    """The least and the greatest size of a factor."""
-    sizes = np.abs(
-        np.concatenate([np.asarray(x.scales, np.float64).reshape(-1) for x in learnt.values()] or [[]])
-    )
+    """The least and the greatest size of a factor, 1 among them."""
+    sizes = np.abs(np.concatenate([np.ones(1), *(np.ravel(x.scales).astype(float) for x in learnt.values())]))
     live = sizes[(sizes > 0) & np.isfinite(sizes)]
-    return float(live.min(initial=1)), float(live.max(initial=1))
+    return float(live.min()), float(live.max())
 
 
 def _random(rng: np.random.Generator, size: int) -> Values:
@@ -405,7 +404,8 @@ def _extreme(dtype: str, size: int, factors: tuple[float, float], rng: np.random
     reach = EXPONENTS[dtype] - EXPONENTS[dtype] // 8 - 3
     most, least = reach - math.frexp(factors[1])[1], -reach - math.frexp(factors[0])[1]
     mantissas = rng.choice([-1, 1], size) * rng.uniform(0.5, 1, size)
-    return np.ldexp(mantissas, rng.choice(np.array([max(most, 0), min(least, 0)], np.int32), size))
+    found: Values = np.ldexp(mantissas, rng.choice(np.array([max(most, 0), min(least, 0)], np.int32), size))
+    return found
 
 
 def _some_zero(values: Values, rng: np.random.Generator) -> Values:
@@ -453,8 +453,9 @@ def _as_map(learnt: Mapping[int, Learnt], shape: Shape, dtype: str, limits: Limi
             limits.hold("pieces", len(families))
             exact = _ratio(np.asarray(scale), (), dtype)
             tables.append(table_of(families, [box, 0, 0, 0, exact.numerator, exact.denominator]))
-    found = AffineMap(storage, Space.logical(shape), simplified(concatenate(tables)))
-    return remember(found, single_valued=True)
+    table = simplified(concatenate(tables))
+    limits.hold("pieces", len(table))
+    return remember(AffineMap(storage, Space.logical(shape), table), single_valued=True)
 
 
 def _ratio(scales: Values, index: tuple[int, ...], dtype: str) -> Fraction:

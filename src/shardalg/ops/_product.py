@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .._limits import Budget, Limits
+from .._limits import Budget, Limits, require_limits
 from ..maps import AffineMap, Box, Space
 from ..maps._composed import product_scale
 from ..maps._map import inherit, require_map
@@ -33,6 +33,7 @@ def product(a: AffineMap, b: AffineMap, *, limits: Limits = Limits()) -> AffineM
     """
     require_map(a, "the first of product")
     require_map(b, "the second of product")
+    require_limits(limits)
     limits.hold("pieces", len(a) * len(b))
     dom, dom_box, dom_size = _paired(a.domain, b.domain)
     cod, cod_box, cod_size = _paired(a.codomain, b.codomain)

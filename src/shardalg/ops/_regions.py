@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from .._errors import InvalidMapError
-from .._limits import Budget, Limits
+from .._limits import Budget, Limits, require_limits
 from ..maps import AffineMap, Box, Space
 from ..maps._map import full, known, remember, require_map
 from ..maps._relation import CODOMAIN, DOMAIN, disjoint, minus, side_region
@@ -161,10 +161,13 @@ def image(m: AffineMap, *, limits: Limits = Limits()) -> AffineMap:
 
 
 def _side_region(m: AffineMap, side: int, distinct: bool, limits: Limits) -> AffineMap:
+    require_limits(limits)
     table = side_region(m.table, side)
     if not distinct:
         table = disjoint(_unrepeated(table), limits, Budget(limits))
-    return _identity(m.domain if side == DOMAIN else m.codomain, table)
+    found = _identity(m.domain if side == DOMAIN else m.codomain, table)
+    limits.hold("pieces", len(found))
+    return found
 
 
 def _unrepeated(table: PieceTable) -> PieceTable:

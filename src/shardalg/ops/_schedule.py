@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._errors import InvalidMapError, LimitError, UnsupportedError
-from ..maps._space import BoolArray, IntArray, as_int
+from ..maps._reading import as_int, flag
+from ..maps._space import BoolArray, IntArray
 from ..plans import Entry, Program, TransferPlan, TreePlan
 from ..plans._plan import as_tree
 from ..plans._program import Dtypes, Parcels, as_dtypes, bytes_of, counted_words, starts_of, wire_sizes
@@ -53,6 +54,7 @@ def schedule(
         raise UnsupportedError(
             "the plan does not say which processes its ranks are: plan with source_ranks= and target_ranks="
         )
+    flag(relay, "relay")
     if max_bytes is not None and as_int(max_bytes, "max_bytes") < 1:
         raise InvalidMapError(f"max_bytes must be at least 1, got {max_bytes}")
     if (max_bytes is not None or relay) and any(e.plan.rank is not None for e in tree.entries):

@@ -18,7 +18,8 @@ import numpy as np
 from .._errors import InvalidMapError, SelectionError
 from .._struct import struct
 from ..maps import AffineMap
-from ..maps._space import BoolArray, IntArray, listed
+from ..maps._reading import as_text, listed
+from ..maps._space import BoolArray, IntArray
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,8 @@ def cheapest(
     >>> [c.source.rank for c in p.copies]
     [0, 1, 1]
     """
+    if key is not None:
+        as_text(key, "the key of cheapest")
     if callable(cost):
         return Cheapest(cost, f"cheapest({key or getattr(cost, '__qualname__', 'cost')})")
     table = tuple(tuple(map(_price, listed(row, "a row of cost"))) for row in listed(cost, "cost"))
@@ -150,7 +153,7 @@ class ByFunction:
         for k, (atom, target) in enumerate(zip(r.atom.tolist(), r.target.tolist())):
             candidates = r.holders(k)
             answer = self.function(Request(target, r.region(atom), candidates))
-            if answer not in candidates:
+            if not isinstance(answer, (int, np.integer)) or answer not in candidates:
                 raise SelectionError(
                     f"selector {self.key!r} chose {answer!r} for target rank {target},"
                     f" but the holders are {candidates}"
@@ -199,7 +202,7 @@ def as_selector(select: Any) -> Selector:
                 f"no selector {select!r}; there are {tuple(SELECTORS)}, cheapest(cost) and functions"
             )
         return SELECTORS[select]
-    if hasattr(select, "choose"):
+    if hasattr(select, "choose") and isinstance(getattr(select, "key", None), str):
         selector: Selector = select
         return selector
     if callable(select):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..maps import AffineMap
 from ..maps._map import inherit, require_map
+from ..maps._reading import flag
 from ..maps._table import concatenate
 from ._folding import simplified
 from ._homogeneous import by_holders
@@ -32,7 +33,7 @@ def simplify(m: AffineMap, *, homogeneous: bool = False) -> AffineMap:
     (7, 8)
     """
     require_map(m, "simplify: m")
-    parts = by_holders(m) if homogeneous else [m.table]
+    parts = by_holders(m) if flag(homogeneous, "homogeneous") else [m.table]
     tables = [simplified(part, listed=FEW) for part in parts]
     table = tables[0] if len(tables) == 1 else concatenate(tables)
     if table == m.table:

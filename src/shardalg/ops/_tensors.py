@@ -271,7 +271,7 @@ def _require_dtype(x: Tensor, like: Tensor, of: Box, into: Box) -> None:
 def require_shape(x: Tensor, b: Box, what: str) -> None:
     """Raise unless a tensor has the shape of its box."""
     shape = getattr(x, "shape", None)
-    if shape is None:
+    if not isinstance(shape, tuple):
         raise InvalidMapError(f"{what} for {describe_key(b.key)} must be a tensor, got {type(x).__name__}")
     if tuple(shape) != b.shape:
         raise InvalidMapError(

@@ -10,7 +10,7 @@ from .._errors import InvalidMapError
 from .._struct import struct
 from ..maps import AffineMap
 from ..maps._piece import as_scale
-from ..maps._space import as_int, by_position, listed
+from ..maps._reading import as_int, by_position, listed, one_of
 
 ByRank: TypeAlias = tuple[tuple[int, tuple[int, ...]], ...]
 
@@ -62,8 +62,7 @@ class Split(Placement):
             if any(n < 0 for n in sizes):
                 raise InvalidMapError(f"Split sizes {sizes} contain a negative size")
             object.__setattr__(self, "sizes", sizes)
-        if self.rule not in RULES:
-            raise InvalidMapError(f"Split rule must be one of {RULES}, got {self.rule!r}")
+        one_of(self.rule, RULES, "Split rule")
         object.__setattr__(self, "unit", _positive(self.unit, "Split.unit"))
 
 

@@ -15,7 +15,7 @@ from ..maps import AffineMap, Side
 from ..maps._composed import composed
 from ..maps._fingerprint import fingerprint
 from ..maps._map import FORMAT, check_format, require_shards
-from ..maps._reading import as_int, counted, field, flag, one_of, optional, records, text
+from ..maps._reading import as_int, as_text, counted, field, flag, one_of, optional, records
 from ..maps._relation import count_common
 from ..maps._space import MOST_RANK, Shape
 from ._stats import Stats, Traffic, global_ranks, traffic, transfer_stats
@@ -122,7 +122,7 @@ class TransferPlan:
             for layout, k in ((source, "source_ranks"), (target, "target_ranks"))
         )
         plan = cls(
-            source, target, m, field(data, "select", text), field(data, "missing", _missing), of_source,
+            source, target, m, field(data, "select", as_text), field(data, "missing", _missing), of_source,
             of_target, field(data, "rank", optional(counted)), field(data, "pairs", counted),
             field(data, "same_ranks", flag),
         )  # fmt: skip

@@ -15,6 +15,8 @@ import numpy as np
 from .._errors import InvalidMapError
 from .._limits import Limits
 from ..maps import AffineMap, Box, Piece, Side, Space
+from ..maps._map import require_map
+from ..maps._reading import as_text
 from ..maps._space import IntArray, Key, Shape, index_of, row_major
 from ._coordinates import Axis, Slice, refined, slices
 
@@ -397,6 +399,7 @@ def to_text(m: AffineMap) -> str:
     rank 0: 0 + (1,) -> tensor: 0 + (1,) over (16,)
     rank 1: 0 + (1,) -> tensor: 16 + (1,) over (16,)
     """
+    require_map(m, "to_text: m")
     boxes = [f"{word} {_key(b.key)}: {b.shape}" for word, s in _sides(m) for b in s.boxes]
     return "\n".join([HEADER, *boxes, *map(_piece_line, m.pieces)])
 
@@ -430,6 +433,7 @@ def from_text(text: str, *, limits: Limits = Limits()) -> AffineMap:
     >>> from_text("shardalg map 1\\ndomain rank 0: (2,)\\ncodomain tensor: (2,)").shard_shape(0)
     (2,)
     """
+    as_text(text, "the text of a map")
     lines = [(n, line.strip()) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
     if not lines or lines[0][1] != HEADER:
         found = lines[0][1] if lines else "nothing"
@@ -439,7 +443,7 @@ def from_text(text: str, *, limits: Limits = Limits()) -> AffineMap:
     for n, line in lines[1:]:
         box, piece = re.fullmatch(BOX, line), re.fullmatch(PIECE, line)
         if box:
-            boxes[box[1]].append(Box(_ints(box[5]), *_parsed_key(box, 2)))
+            boxes[box[1]].append(Box(_ints(box[5], n), *_parsed_key(box, 2, n)))
         elif piece:
             pieces.append(_parsed_piece(piece, n))
         else:
@@ -448,20 +452,26 @@ def from_text(text: str, *, limits: Limits = Limits()) -> AffineMap:
     return AffineMap.from_pieces(domain, codomain, pieces, limits=limits)
 
 
-def _parsed_key(found: re.Match[str], at: int) -> Key:
+def _parsed_key(found: re.Match[str], at: int, line: int) -> Key:
     rank, name, alone = found[at], found[at + 1], found[at + 2]
     quoted = name or alone
-    return (None if rank is None else int(rank), json.loads(quoted) if quoted else "")
+    try:
+        return (None if rank is None else int(rank), json.loads(quoted) if quoted else "")
+    except ValueError as error:  # a string that is none, or too many digits
+        raise InvalidMapError(f"line {line} has a key that is none: {error}") from None
 
 
-def _ints(text: str) -> Shape:
-    return tuple(int(n) for n in text.replace(" ", "").split(",") if n)
+def _ints(text: str, line: int) -> Shape:
+    try:
+        return tuple(int(n) for n in text.replace(" ", "").split(",") if n)
+    except ValueError as error:
+        raise InvalidMapError(f"line {line} has a number that is none: {error}") from None
 
 
 def _parsed_piece(found: re.Match[str], line: int) -> Piece:
-    domain = Side(int(found[4]), _ints(found[5]), *_parsed_key(found, 1))
-    codomain = Side(int(found[9]), _ints(found[10]), *_parsed_key(found, 6))
-    bottom = int(found[13] or 1)
+    at, to, top, bottom = _ints(",".join([found[4], found[9], found[12] or "1", found[13] or "1"]), line)
     if not bottom:
         raise InvalidMapError(f"line {line} has a scale with denominator 0")
-    return Piece(_ints(found[11]), domain, codomain, Fraction(int(found[12] or 1), bottom))
+    domain = Side(at, _ints(found[5], line), *_parsed_key(found, 1, line))
+    codomain = Side(to, _ints(found[10], line), *_parsed_key(found, 6, line))
+    return Piece(_ints(found[11], line), domain, codomain, Fraction(top, bottom))
