@@ -64,6 +64,25 @@ def finest_chain(strides: set[int]) -> list[int]:
     return live
 
 
+def long_chain(strides: set[int]) -> list[int]:
+    """A chain that keeps long strides where the finest one loses them: of two that do not divide each
+    other the shorter is dropped, unless their gcd reaches down to the next one only.
+
+    >>> long_chain({48, 100, 3200, 9600, 25600}), finest_chain({48, 100, 3200, 9600, 25600})
+    ([1, 100, 3200], [1, 4, 3200])
+    """
+    kept: list[int] = []
+    waiting = sorted({1} | strides)
+    while waiting:
+        low = waiting.pop()
+        if not kept or kept[-1] % low == 0:
+            kept.append(low)
+        elif (both := gcd(kept[-1], low)) >= waiting[-1] > 1:
+            kept.pop()
+            waiting += [both] * (both > waiting[-1])
+    return kept[::-1]
+
+
 class Digits(NamedTuple):
     """Blocks as one progression per digit; arrays ``[digits, n]``, payload ``[P, digits, n]``.
 
@@ -158,17 +177,25 @@ def products(
     return x, names[origin], digits, np.flatnonzero(~digits.product)
 
 
-def shortest_axis(x: Blocks, picked: IntArray) -> tuple[IntArray, IntArray]:
-    """The shortest moving axis of each picked block, and its extent; every one has one."""
-    live = (x.shape[:, picked] > 1) & (x.strides[:, picked] > 0)
-    extents = np.where(live, x.shape[:, picked], np.iinfo(np.int64).max)
-    return extents.argmin(axis=0), extents.min(axis=0)
+def spare_axis(x: Blocks, picked: IntArray, chain: list[int]) -> tuple[IntArray, IntArray]:
+    """The axis to cut picked blocks along that are no product, and its extent: the shortest of those that
+    fit no digit or share one, else the shortest that moves; every block has one."""
+    strides, extents = x.strides[:, picked], x.shape[:, picked]
+    level = np.searchsorted(chain, strides, "right") - 1
+    level = np.where((extents > 1) & (strides > 0), level, -1)
+    shared = (level[:, None] == level).sum(axis=1) > 1
+    spare = shared | (strides % np.array(chain)[level] != 0)
+    most = np.iinfo(np.int64).max
+    moving = np.where(level >= 0, extents, most)
+    best = np.where(spare, moving, most)
+    best = np.where((best == most).all(axis=0), moving, best)
+    return best.argmin(axis=0), best.min(axis=0)
 
 
-def sliced(x: Blocks, picked: IntArray, budget: Budget) -> tuple[Blocks, IntArray]:
-    """Blocks, the picked ones cut into the single steps of their shortest axis; and which one each is of."""
+def sliced(x: Blocks, picked: IntArray, along: IntArray, budget: Budget) -> tuple[Blocks, IntArray]:
+    """Blocks, the picked ones cut into the single steps of one axis each; and which one each is of."""
     axis, times = np.zeros(len(x.box), np.int64), np.ones(len(x.box), np.int64)
-    axis[picked], times[picked] = shortest_axis(x, picked)
+    axis[picked], times[picked] = along, x.shape[along, picked]
     budget.spend(int(times.sum()))
     of = np.repeat(np.arange(len(times)), times)
     index = np.arange(len(of)) - np.repeat(np.cumsum(times) - times, times)

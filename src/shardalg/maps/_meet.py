@@ -21,14 +21,14 @@ import numpy as np
 
 from .._limits import Budget, Limits
 from ._digits import Blocks as Blocks  # what meet takes
-from ._digits import Digits, chain_digits, finest_chain, forward, products, shortest_axis, sliced
+from ._digits import Digits, chain_digits, finest_chain, forward, long_chain, products, sliced, spare_axis
 from ._solve import Digit, Solution, add, solve
 from ._space import IntArray
 
 WIDE = 1 << 31  # products of two values below this fit an int64
 FEW = 1 << 12  # pairs up to which no other way is sought
-CUTS = 1 << 12  # slices that are always worth an answer without the solver
-HARD = 16  # candidates that take as long as one pair in the exact solver
+CUTS = 1 << 14  # slices that are always worth an answer without the solver
+HARD = 64  # candidates that take as long as one pair in the exact solver
 
 
 class Met(NamedTuple):
@@ -158,21 +158,27 @@ class _Ranges(NamedTuple):
 def in_digits(
     a: Blocks, b: Blocks, chain: list[int], name_a: IntArray, name_b: IntArray, budget: Budget
 ) -> tuple[InDigits, InDigits, _Ranges | None]:
-    """Both sides in a chain that leaves little to try: the finest one, or where a few odd strides spoil
-    that, the one of the strides that many blocks use."""
+    """Both sides in a chain that leaves little to try: the finest one, or where that leaves much, the one of
+    the strides that many blocks use or that keeps long strides, with blocks cut until they are products."""
     found = _in_chain(a, b, chain, name_a, name_b, budget)
-    few = 8 * (len(name_a) + len(name_b)) + FEW
-    if _work(*found) <= few:
+    if _work(*found) <= 8 * (len(name_a) + len(name_b)) + FEW:
         return found
-    usual = finest_chain(_usual(a) | _usual(b))
-    if usual != chain:
-        found = min(found, _in_chain(a, b, usual, name_a, name_b, budget), key=lambda its: _work(*its))
-    one, two, ranges = found
-    if _hard_pairs(one, two) <= FEW:
-        return found
-    one = cut_hard(one, budget)
-    two = one if b is a else cut_hard(two, budget)
-    return one, two, _least_ranges(one, two)
+    strides = _usual(a) | _usual(b)
+    for other in dict.fromkeys(map(tuple, (chain, finest_chain(strides), long_chain(strides)))):
+        some = found if list(other) == chain else _in_chain(a, b, list(other), name_a, name_b, budget)
+        found = min(found, some, _cut_both(*some, budget), key=lambda its: _work(*its))
+    return found
+
+
+def _cut_both(
+    one: InDigits, two: InDigits, ranges: _Ranges | None, budget: Budget
+) -> tuple[InDigits, InDigits, _Ranges | None]:
+    """Both sides with their blocks that are no product cut into products."""
+    cut = cut_hard(one, budget)
+    other = cut if two is one else cut_hard(two, budget)
+    if cut is one and other is two:
+        return one, two, ranges
+    return cut, other, _least_ranges(cut, other)
 
 
 def _in_chain(
@@ -189,11 +195,14 @@ def _side(x: Blocks, chain: list[int], names: IntArray, budget: Budget) -> InDig
 
 
 def cut_hard(x: InDigits, budget: Budget) -> InDigits:
-    """The blocks that are no product cut along their shortest axes until they are, where that takes
+    """The blocks that are no product cut along one axis after the other until they are, where that takes
     few cuts."""
     blocks, names, hard = x.blocks, x.names, x.hard
-    while len(hard) and int(shortest_axis(blocks, hard)[1].sum()) <= CUTS + 4 * len(names):
-        blocks, of = sliced(blocks, hard, budget)
+    while len(hard):
+        axis, times = spare_axis(blocks, hard, x.chain)
+        if int(times.sum()) > CUTS + 4 * len(names):
+            return x
+        blocks, of = sliced(blocks, hard, axis, budget)
         names = names[of]
         hard = np.flatnonzero(~chain_digits(blocks, x.chain).product)
     return x if hard is x.hard else _side(blocks, x.chain, names, budget)

@@ -61,7 +61,8 @@ def chosen(
     cut = atoms(source)
     source_rank = global_ranks(source, of_source)[cut.table.columns.dom_box]
     target_rank = global_ranks(target, of_target)[target.table.columns.dom_box]
-    if selector.key == "balanced":
+    replicated = any(len(h) > 1 for h in cut.holders)
+    if replicated and selector.key == "balanced":
         shared = _balanced(cut, source_rank, target.table, target_rank, limits)
         return simplified(_copies(shared)), len(shared.atom)
     parts = [
@@ -69,7 +70,7 @@ def chosen(
         for picked in _own_part(rank, source_rank, target_rank)
     ]
     met_pairs = sum(len(m.atom) for m in parts)
-    if any(len(h) > 1 for h in cut.holders):
+    if replicated:
         parts = [_select(m, cut, source, of_source, selector) for m in parts]
     if len(parts) == 2:
         # what r sends to others; what it keeps is among what it receives
