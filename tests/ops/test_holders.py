@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 
+import numpy as np
 import pytest
 from hypothesis import given
 from laws import recut
@@ -14,6 +15,8 @@ from shardalg import (
     AffineMap,
     Experts,
     InvalidMapError,
+    LimitError,
+    Limits,
     Piece,
     Replicate,
     Segments,
@@ -24,7 +27,10 @@ from shardalg import (
     holders,
     image,
     intersect,
+    is_injective,
     layout,
+    plan,
+    simplify,
     union,
 )
 from shardalg.ops._holders import atoms
@@ -134,3 +140,65 @@ def test_the_lowest_slot_wins_where_pieces_interleave():
         for i in range(n)
     }
     assert slots == {0: 0, 1: 2, 2: 1}
+
+
+def replicated_experts(experts, ranks, most):
+    """Each expert on up to ``most`` ranks, the ids of a rank ascending, as serving engines place them."""
+    g = np.random.default_rng(0)
+    rows = [[] for _ in range(ranks)]
+    for e in range(experts):
+        for r in g.choice(ranks, size=int(g.integers(1, most + 1)), replace=False):
+            rows[int(r)].append(e)
+    return rows, layout((experts, 64, 32), Experts(rows))
+
+
+def test_thousands_of_replicated_experts_cost_a_sweep():
+    rows, m = replicated_experts(1024, 256, 16)
+    assert len(m) > 8000
+    start = time.perf_counter()
+    assert not is_injective(m)
+    found = holders(m)
+    p = plan(m, layout((1024, 64, 32), Experts.uniform(1024, 256)))
+    assert time.perf_counter() - start < 4
+    want = {tuple(sorted(r for r in range(256) if e in rows[r])) for e in range(1024)}
+    assert {ranks for ranks, _ in found} == want and p.map.size == 1024 * 64 * 32
+
+
+def halo(ranks, rows, around, columns, width):
+    """Rows of a matrix per rank with ``around`` more on either side, only the left ``width`` columns."""
+    shape = (ranks * rows, columns)
+    ends = [(max(0, r * rows - around), min(shape[0], (r + 1) * rows + around)) for r in range(ranks)]
+    pieces = [
+        Piece((high - low, width), Side(0, (width, 1), rank=r), Side(low * columns, (columns, 1)))
+        for r, (low, high) in enumerate(ends)
+    ]
+    boxes = Space.shards({r: (high - low, width) for r, (low, high) in enumerate(ends)})
+    return AffineMap.from_pieces(boxes, Space.logical(shape), pieces)
+
+
+@pytest.mark.parametrize("width", [64, 40])
+def test_halos_cost_a_sweep(width):
+    m = halo(500, 200, 1000, 64, width)
+    start = time.perf_counter()
+    found = holders(m)
+    assert time.perf_counter() - start < 1
+    assert {ranks: region.size for ranks, region in found} == {
+        tuple(range(max(0, r - 5), min(500, r + 6))): 200 * width for r in range(500)
+    }
+    p = plan(m, layout((100_000, 64), Split(0), ranks=503), missing="leave")
+    pieces = len(simplify(m, homogeneous=True))
+    assert time.perf_counter() - start < 4
+    assert p.map.size == 100_000 * width and 5000 < pieces < 6000
+
+
+def to_rows(m, limits):
+    return plan(m, layout(m.logical_shape, Split(0), ranks=4), limits=limits)
+
+
+@pytest.mark.parametrize("ask", [is_injective, holders, to_rows])
+def test_the_bound_that_is_given_is_the_one_that_holds(ask):
+    _, m = replicated_experts(64, 8, 4)
+    with pytest.raises(LimitError, match=r"Limits\(pairs=3\)"):
+        ask(m, limits=Limits(pairs=3))
+    assert "injective" not in m.__dict__  # the first question already held it
+    ask(m, limits=Limits())

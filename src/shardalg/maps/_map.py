@@ -315,6 +315,15 @@ def inherit(m: AffineMap, *wholes: AffineMap) -> AffineMap:
     return remember(m, **{q: all(known(w, q) for w in wholes) for q in ("single_valued", "injective")})
 
 
+def decided(m: AffineMap, side: int, limits: Limits) -> bool:
+    """Whether no two pairs of ``m`` share an address on one side: ``single_valued`` of the domain,
+    ``injective`` of the codomain, decided within limits and remembered."""
+    name = "single_valued" if side == DOMAIN else "injective"
+    if name not in m.__dict__:
+        m.__dict__[name] = not collides(m.table, side, limits)
+    return bool(m.__dict__[name])
+
+
 def known(m: AffineMap, name: str) -> bool:
     """Whether the answer True to a question is already known."""
     return bool(m.__dict__.get(name))

@@ -14,6 +14,7 @@ from .._errors import SelectionError
 from .._limits import Budget, Limits
 from ..maps import AffineMap
 from ..maps._composed import product_scale, reciprocal
+from ..maps._map import decided
 from ..maps._meet import Blocks, Met, meet
 from ..maps._relation import CODOMAIN, DOMAIN, collides, exact_sizes, side_blocks, side_region
 from ..maps._space import BoolArray, IntArray
@@ -54,11 +55,11 @@ def chosen(
     limits: Limits,
 ) -> tuple[PieceTable, int]:
     """The copies as a table from target slots to source slots, and how many pairs met."""
-    if rank is None and source.injective:
+    if rank is None and decided(source, CODOMAIN, limits):
         table = box_copies(source, target, limits)
         if table is not None:
             return table, len(table)
-    cut = atoms(source)
+    cut = atoms(source, limits)
     source_rank = global_ranks(source, of_source)[cut.table.columns.dom_box]
     target_rank = global_ranks(target, of_target)[target.table.columns.dom_box]
     replicated = any(len(h) > 1 for h in cut.holders)
@@ -172,7 +173,7 @@ def _wanted_once(
 ) -> tuple[PieceTable, IntArray]:
     """The target with one slot per element and rank, and the rank of each piece; the very same
     table where no rank wants an element twice."""
-    if not collides(_by_rank(target, target_rank), CODOMAIN):
+    if not collides(_by_rank(target, target_rank), CODOMAIN, limits):
         return target, target_rank
     parts = {
         int(r): lowest_slots(target.take(target_rank == r), limits, budget) for r in np.unique(target_rank)

@@ -10,8 +10,8 @@ from .._errors import InvalidMapError
 from .._limits import Budget, Limits
 from ..maps import AffineMap, Space
 from ..maps._composed import composed
-from ..maps._map import inherit, known, require_map
-from ..maps._relation import disjoint
+from ..maps._map import decided, inherit, known, require_map
+from ..maps._relation import CODOMAIN, DOMAIN, disjoint
 from ..maps._space import Key, Shape, describe_key
 from ._folding import simplified
 
@@ -43,7 +43,8 @@ def compose(g: AffineMap, f: AffineMap, *, limits: Limits = Limits()) -> AffineM
     )  # fmt: skip
     budget = Budget(limits)
     table = composed(g.table, f.table, limits, budget)
-    if not (known(f, "single_valued") or known(g, "injective") or f.single_valued or g.injective):
+    listed_once = known(f, "single_valued") or known(g, "injective")
+    if not (listed_once or decided(f, DOMAIN, limits) or decided(g, CODOMAIN, limits)):
         table = disjoint(table, limits, budget)
     return inherit(AffineMap(f.domain, g.codomain, simplified(table)), f, g)
 

@@ -6,10 +6,10 @@ from typing import NamedTuple, TypeAlias, overload
 
 import numpy as np
 
-from .._limits import Budget, Limits
+from .._limits import Budget, Limits, require_limits
 from ..maps import AffineMap
 from ..maps._cells import Cells, cells
-from ..maps._map import require_shards
+from ..maps._map import decided, require_shards
 from ..maps._meet import meet
 from ..maps._relation import (
     CODOMAIN,
@@ -47,10 +47,12 @@ Held: TypeAlias = tuple[tuple[tuple[int, ...], AffineMap], ...]  # ranks, and th
 
 
 @overload
-def holders(layout: AffineMap, element: None = None, *, name: str = ...) -> Held: ...
+def holders(layout: AffineMap, element: None = None, *, name: str = ..., limits: Limits = ...) -> Held: ...
 @overload
-def holders(layout: AffineMap, element: int, *, name: str = ...) -> tuple[int, ...]: ...
-def holders(layout: AffineMap, element: int | None = None, *, name: str = "") -> Held | tuple[int, ...]:
+def holders(layout: AffineMap, element: int, *, name: str = ..., limits: Limits = ...) -> tuple[int, ...]: ...
+def holders(
+    layout: AffineMap, element: int | None = None, *, name: str = "", limits: Limits = Limits()
+) -> Held | tuple[int, ...]:
     """The ranks that hold each element.
 
     With ``element`` (a flat index of the logical tensor ``name``) the ranks that hold it,
@@ -66,15 +68,16 @@ def holders(layout: AffineMap, element: int | None = None, *, name: str = "") ->
     (0, 1)
     """
     require_shards(layout, "the layout of holders")
+    require_limits(limits)
     if element is None:
-        return held_regions(layout)
+        return held_regions(layout, limits)
     boxes = layout.table.columns.dom_box[at_element(layout, element, None, name).left]
     return tuple(sorted(set(layout.domain.box_ranks[boxes].tolist())))
 
 
-def held_regions(layout: AffineMap) -> Held:
+def held_regions(layout: AffineMap, limits: Limits) -> Held:
     """The set of ranks and the region it holds, for each set."""
-    cut, space = atoms(layout), layout.codomain
+    cut, space = atoms(layout, limits), layout.codomain
     if not len(cut.table):
         return ()
     sets = sorted(set(cut.holders))
@@ -100,9 +103,9 @@ def atoms(layout: AffineMap, limits: Limits = Limits()) -> Atoms:
 def _atoms(layout: AffineMap, limits: Limits) -> Atoms:
     table = layout.table
     rank = layout.domain.box_ranks[table.columns.dom_box]
-    if layout.injective:
+    if decided(layout, CODOMAIN, limits):
         return Atoms(table, np.arange(len(table)), rank, tuple((r,) for r in rank.tolist()))
-    return _alike(table, rank) or _by_cells(table, rank, limits) or _refined(layout, limits)
+    return _alike(table, rank, limits) or _by_cells(table, rank, limits) or _refined(layout, limits)
 
 
 def _by_cells(table: PieceTable, rank: IntArray, limits: Limits) -> Atoms | None:
@@ -141,7 +144,7 @@ def _atoms_of(table: PieceTable, cut: Cells, rank: IntArray, kept: IntArray) -> 
     return Atoms(pieces, atom.reshape(-1), ranks, tuple(tuple(h.tolist()) for h in holders))
 
 
-def _alike(table: PieceTable, rank: IntArray) -> Atoms | None:
+def _alike(table: PieceTable, rank: IntArray, limits: Limits) -> Atoms | None:
     """Atoms where replicas are the very same blocks on every holder: the common case."""
     c = table.columns
     form = np.concatenate([[c.cod_box, c.cod_offset], c.shape, c.cod_strides])
@@ -152,7 +155,7 @@ def _alike(table: PieceTable, rank: IntArray) -> Atoms | None:
     atom = np.empty(len(order), np.int64)
     atom[order] = np.cumsum(fresh) - 1
     first = np.sort(order[fresh])
-    if collides(table.take(first), CODOMAIN):
+    if collides(table.take(first), CODOMAIN, limits):
         return None
     key = np.stack([atom, rank])
     _, kept, where = np.unique(key, axis=1, return_index=True, return_inverse=True)
@@ -224,7 +227,7 @@ def _lowest_slots(layout: AffineMap, rank: int, limits: Limits, budget: Budget) 
 
 def lowest_slots(table: PieceTable, limits: Limits, budget: Budget) -> PieceTable:
     """The pieces of one rank with one slot per element: its lowest, however the map is cut."""
-    if not collides(table, CODOMAIN):
+    if not collides(table, CODOMAIN, limits):
         return table
     blocks = side_blocks(table, CODOMAIN)
     met = meet(blocks, blocks, limits, budget)
@@ -237,14 +240,14 @@ def lowest_slots(table: PieceTable, limits: Limits, budget: Budget) -> PieceTabl
     repeated |= own != np.array(exact_sizes(table.shape), object)
     kept = [table.take(~repeated)]
     seen = empty_table()
-    for piece in _in_slot_order(table.take(repeated), budget):
+    for piece in _in_slot_order(table.take(repeated), limits, budget):
         fresh = minus(side_region(piece, CODOMAIN), seen, limits, budget)
         kept.append(_onto(piece, fresh, limits, budget))
         seen = concatenate([seen, fresh])
     return concatenate(kept)
 
 
-def _in_slot_order(table: PieceTable, budget: Budget) -> list[PieceTable]:
+def _in_slot_order(table: PieceTable, limits: Limits, budget: Budget) -> list[PieceTable]:
     """Pieces cut until their slots do not interleave and none repeats an element, in slot order."""
     waiting = [table.take(slice(k, k + 1)) for k in range(len(table))]
     done: list[PieceTable] = []
@@ -252,7 +255,7 @@ def _in_slot_order(table: PieceTable, budget: Budget) -> list[PieceTable]:
         waiting.sort(key=_span)
         piece = waiting.pop(0)
         tangled = bool(waiting) and _span(piece)[2] >= _span(waiting[0])[1] and _same_box(piece, waiting[0])
-        if piece.axes and (tangled or collides(piece, CODOMAIN)):
+        if piece.axes and (tangled or collides(piece, CODOMAIN, limits)):
             waiting += _outer_slices(piece, budget)
         else:
             done.append(piece)

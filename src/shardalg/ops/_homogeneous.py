@@ -8,6 +8,7 @@ import numpy as np
 
 from .._limits import Budget, Limits
 from ..maps import AffineMap
+from ..maps._map import decided
 from ..maps._meet import meet
 from ..maps._relation import CODOMAIN, DOMAIN, exact_sizes, met_table, side_blocks
 from ..maps._space import IntArray
@@ -16,7 +17,7 @@ from ._folding import simplified
 from ._holders import held_regions
 
 
-def by_holders(m: AffineMap, limits: Limits = Limits()) -> list[PieceTable]:
+def by_holders(m: AffineMap, limits: Limits) -> list[PieceTable]:
     """The pieces of ``m`` sorted by the set of ranks that hold their elements, one table per set.
 
     A piece that lies wholly in one set stays as it is; others are cut. Slots in boxes without
@@ -24,10 +25,10 @@ def by_holders(m: AffineMap, limits: Limits = Limits()) -> list[PieceTable]:
     """
     plainer = AffineMap(m.domain, m.codomain, simplified(m.table))
     ranked = m.domain.box_ranks[plainer.table.columns.dom_box] >= 0
-    if plainer.injective or not ranked.any():
+    if decided(plainer, CODOMAIN, limits) or not ranked.any():
         return [m.table]
     owned = AffineMap(m.domain, m.codomain, plainer.table.take(ranked))
-    regions = [region.table for _, region in held_regions(owned)]
+    regions = [region.table for _, region in held_regions(owned, limits)]
     where = in_order(regions)
     number = np.repeat(np.arange(len(regions)), [len(r) for r in regions])
     return _cut(m.table, where, number, limits)

@@ -10,8 +10,9 @@ import numpy as np
 from .._errors import InvalidMapError, UnsupportedError
 from .._limits import Limits, require_limits
 from ..maps import AffineMap
-from ..maps._map import remember, require_shards
+from ..maps._map import decided, remember, require_shards
 from ..maps._reading import as_int, by_position, one_of
+from ..maps._relation import DOMAIN
 from ..plans import TransferPlan
 from ..plans._plan import MISSING, RankMap, rank_pairs
 from ..plans._stats import global_ranks
@@ -61,11 +62,11 @@ def plan(
     >>> len(p), p.stats.elements_crossing, p.copies[3].source, p.copies[3].target
     (8, 48, Side(2, (8, 1), rank=1), Side(8, (2, 1), rank=1))
     """
+    require_limits(limits)
     for word, m in (("source", source), ("target", target)):
-        _require_layout(m, word)
+        _require_layout(m, word, limits)
     require_same_space(source.codomain, target.codomain, "plan", "the source", "the target")
     one_of(missing, MISSING, "missing=")
-    require_limits(limits)
     selector = as_selector(select)
     of_source = rank_map(source, source_ranks, "source_ranks")
     of_target = rank_map(target, target_ranks, "target_ranks")
@@ -76,7 +77,7 @@ def plan(
     table, pairs = chosen(source, target, selector, of_source, of_target, rank, limits)
     copies = AffineMap(target.domain, source.domain, table)
     if missing == "error":
-        _require_complete(target, copies, of_target, rank)
+        _require_complete(target, copies, of_target, rank, limits)
     _check_moments(copies, holds)
     limits.hold("plan_bytes", table.nbytes)
     remember(copies, single_valued=True)
@@ -85,10 +86,11 @@ def plan(
     )  # fmt: skip
 
 
-def _require_layout(m: AffineMap, word: str) -> None:
+def _require_layout(m: AffineMap, word: str, limits: Limits) -> None:
     require_shards(m, f"the {word} of a plan")
-    if not m.single_valued:
-        raise InvalidMapError(f"the {word} is no layout: {is_single_valued(m).reason}")
+    if not decided(m, DOMAIN, limits):
+        reason = is_single_valued(m, limits=limits).reason
+        raise InvalidMapError(f"the {word} is no layout: {reason}")
 
 
 def _check_moments(copies: AffineMap, holds: str) -> None:
@@ -117,7 +119,9 @@ def rank_map(m: AffineMap, ranks: RanksLike, what: str) -> RankMap:
     return rank_pairs(m, [given[r] for r in m.ranks], what)
 
 
-def _require_complete(target: AffineMap, copies: AffineMap, of_target: RankMap, rank: int | None) -> None:
+def _require_complete(
+    target: AffineMap, copies: AffineMap, of_target: RankMap, rank: int | None, limits: Limits
+) -> None:
     """Raise for the first target slot whose element nobody holds."""
     wanted, got = target, copies
     if rank is not None:
@@ -128,7 +132,7 @@ def _require_complete(target: AffineMap, copies: AffineMap, of_target: RankMap, 
         )
     if wanted.size == got.size:
         return
-    left = subtract(domain(wanted), domain(got))
+    left = subtract(domain(wanted, limits=limits), domain(got, limits=limits), limits=limits)
     c = left.table.columns
     box, slot = int(c.dom_box[0]), int(c.dom_offset[0])
     at = compose(target, AffineMap(left.domain, left.codomain, left.table.take(slice(0, 1)))).table.columns

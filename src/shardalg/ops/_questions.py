@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from .._errors import InvalidMapError
-from .._limits import Budget, Limits
+from .._limits import Budget, Limits, require_limits
 from .._struct import struct
 from ..maps import AffineMap, Space
-from ..maps._map import check_bounds, require_map, require_shards
+from ..maps._map import check_bounds, decided, require_map, require_shards
 from ..maps._meet import Met, meet
 from ..maps._relation import CODOMAIN, DOMAIN, count_common, exact_sizes, side_blocks
 from ..maps._space import IntArray, describe_key, index_of
@@ -38,7 +38,7 @@ class Answer:
 YES = Answer(True)
 
 
-def is_single_valued(m: AffineMap) -> Answer:
+def is_single_valued(m: AffineMap, *, limits: Limits = Limits()) -> Answer:
     """Whether every slot has at most one element and one scale (every layout does).
 
     Cost: near-linear, once: a map remembers it.
@@ -48,10 +48,10 @@ def is_single_valued(m: AffineMap) -> Answer:
     'slot 0 of the tensor has the two elements 0 of rank 0 and 0 of rank 1'
     """
     require_map(m, "is_single_valued: m")
-    return YES if m.single_valued else _collision(m, DOMAIN, "slot", "elements")
+    return _one_to(m, DOMAIN, "slot", "elements", limits)
 
 
-def is_injective(m: AffineMap) -> Answer:
+def is_injective(m: AffineMap, *, limits: Limits = Limits()) -> Answer:
     """Whether every element sits in at most one slot, at one scale (no replicas).
 
     Cost: near-linear, once: a map remembers it.
@@ -61,10 +61,10 @@ def is_injective(m: AffineMap) -> Answer:
     ((None, ''), 0, ((0, ''), 0), ((1, ''), 0))
     """
     require_map(m, "is_injective: m")
-    return YES if m.injective else _collision(m, CODOMAIN, "element", "slots")
+    return _one_to(m, CODOMAIN, "element", "slots", limits)
 
 
-def is_total(m: AffineMap) -> Answer:
+def is_total(m: AffineMap, *, limits: Limits = Limits()) -> Answer:
     """Whether every slot of the domain is mapped (no padding).
 
     Cost: near-linear.
@@ -75,10 +75,10 @@ def is_total(m: AffineMap) -> Answer:
     'slot 2 of rank 1 is mapped nowhere; 1 in all'
     """
     require_map(m, "is_total: m")
-    return _covers(m, DOMAIN, "slot", "is mapped nowhere")
+    return _covers(m, DOMAIN, "slot", "is mapped nowhere", limits)
 
 
-def is_surjective(m: AffineMap) -> Answer:
+def is_surjective(m: AffineMap, *, limits: Limits = Limits()) -> Answer:
     """Whether every element of the codomain is reached (nothing uncovered).
 
     Cost: near-linear.
@@ -88,7 +88,7 @@ def is_surjective(m: AffineMap) -> Answer:
     'element 2 (index (1, 0)) of the tensor is held by nobody; 4 in all'
     """
     require_map(m, "is_surjective: m")
-    return _covers(m, CODOMAIN, "element", "is held by nobody")
+    return _covers(m, CODOMAIN, "element", "is held by nobody", limits)
 
 
 def multiplicity(m: AffineMap, element: int, *, name: str = "", rank: int | None = None) -> int:
@@ -134,7 +134,7 @@ def check(m: AffineMap, *, limits: Limits = Limits()) -> AffineMap:
     return m
 
 
-def check_layout(m: AffineMap) -> AffineMap:
+def check_layout(m: AffineMap, *, limits: Limits = Limits()) -> AffineMap:
     """``m`` itself, after proving that it is a layout: from storage of ranks to logical tensors,
     one element and one scale per slot. Raises ``InvalidMapError`` with the first bad slot.
 
@@ -145,11 +145,11 @@ def check_layout(m: AffineMap) -> AffineMap:
     >>> check_layout(m) is m
     True
     """
-    check(m)
+    check(m, limits=limits)
     require_shards(m, "the map")
     if m.codomain.ranks:
         raise InvalidMapError(f"a layout ends in logical tensors; its codomain is {m.codomain}")
-    answer = is_single_valued(m)
+    answer = is_single_valued(m, limits=limits)
     if not answer:
         raise InvalidMapError(f"not a layout: {answer.reason}")
     return m
@@ -165,9 +165,14 @@ def say_slot(space: Space, box: int, address: int) -> str:
     return f"{address}{where} of {describe_key(b.key)}"
 
 
-def _collision(m: AffineMap, side: int, one: str, many: str) -> Answer:
+def _one_to(m: AffineMap, side: int, one: str, many: str, limits: Limits) -> Answer:
+    """Whether no address of one side pairs with two on the other."""
+    require_limits(limits)
+    return YES if decided(m, side, limits) else _collision(m, side, one, many, limits)
+
+
+def _collision(m: AffineMap, side: int, one: str, many: str, limits: Limits) -> Answer:
     """The first address of one side that pairs with two on the other, with both."""
-    limits = Limits()
     blocks = side_blocks(m.table, side, DOMAIN, CODOMAIN)
     met = meet(blocks, blocks, limits, Budget(limits))
     near, far = (m.domain, m.codomain) if side == DOMAIN else (m.codomain, m.domain)
@@ -208,9 +213,9 @@ def _first_apart(met: Met, side: int) -> tuple[IntArray, IntArray, IntArray]:
     return picked, at[:, picked], to[:, picked]
 
 
-def _covers(m: AffineMap, side: int, what: str, verb: str) -> Answer:
+def _covers(m: AffineMap, side: int, what: str, verb: str, limits: Limits) -> Answer:
     space = m.domain if side == DOMAIN else m.codomain
-    rest = padding(m) if side == DOMAIN else uncovered(m)
+    rest = padding(m, limits=limits) if side == DOMAIN else uncovered(m, limits=limits)
     if not len(rest):
         return YES
     c = rest.table.columns

@@ -75,7 +75,7 @@ def merge(a: AffineMap, b: AffineMap, *, limits: Limits = Limits()) -> AffineMap
     """
     _same_spaces(a, b, "merge")
     both = union(a, b, limits=limits)
-    answer = is_single_valued(both)
+    answer = is_single_valued(both, limits=limits)
     if not answer:
         raise InvalidMapError(f"cannot merge: {answer.reason}")
     return remember(both, single_valued=True)

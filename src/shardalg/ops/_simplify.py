@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .._limits import Limits, require_limits
 from ..maps import AffineMap
 from ..maps._map import inherit, require_map
 from ..maps._reading import flag
@@ -12,7 +13,7 @@ from ._homogeneous import by_holders
 FEW = 4096  # points of a group up to which it is also folded point by point
 
 
-def simplify(m: AffineMap, *, homogeneous: bool = False) -> AffineMap:
+def simplify(m: AffineMap, *, homogeneous: bool = False, limits: Limits = Limits()) -> AffineMap:
     """The same map with neighbouring pieces folded.
 
     ``equivalent(simplify(m), m)`` and ``simplify(simplify(m)) == simplify(m)``. Local and
@@ -33,9 +34,11 @@ def simplify(m: AffineMap, *, homogeneous: bool = False) -> AffineMap:
     (7, 8)
     """
     require_map(m, "simplify: m")
-    parts = by_holders(m) if flag(homogeneous, "homogeneous") else [m.table]
+    require_limits(limits)
+    parts = by_holders(m, limits) if flag(homogeneous, "homogeneous") else [m.table]
     tables = [simplified(part, listed=FEW) for part in parts]
     table = tables[0] if len(tables) == 1 else concatenate(tables)
+    limits.hold("pieces", len(table))
     if table == m.table:
         return m
     return inherit(AffineMap(m.domain, m.codomain, table), m)
