@@ -571,7 +571,7 @@ def test_layouts_of_other_tensors_and_other_shapes_are_refused():
         Space.shards({0: (1,)}), Space.logical((4,)), [Piece((2,), Side(0, (0,), 0), Side(0, (1,)))]
     )
     with pytest.raises(
-        InvalidMapError, match="the source is no layout: slot 0 of rank 0 has the two elements"
+        InvalidMapError, match="the source of a plan is no layout: slot 0 of rank 0 has the two elements"
     ):
         plan(twice, layout((4,), Split(0), ranks=2))
 
@@ -662,3 +662,16 @@ def test_a_cost_that_is_no_number_is_refused_whichever_holder_it_is_of(price):
     for odd in (0, 1):
         with pytest.raises(InvalidMapError, match="a cost must be a number, got"):
             plan(both, one, select=sa.cheapest(lambda s, t, odd=odd: price if s == odd else 1))
+
+
+def test_what_a_program_has_counted_cannot_be_written_on():
+    program = sa.schedule(
+        plan(layout((8,), Split(0), ranks=2), layout((8,), Split(0), ranks=4)), dtypes="int8"
+    )
+    said = program.sent, program.rounds[0].staging, program.wire_bytes
+    for counts in (program.sent, program.received, *(r.staging for r in program.rounds)):
+        counts.clear()
+    for numbers in (program.parcel_bytes, program.wire_sizes):
+        with pytest.raises(ValueError, match="read-only"):
+            numbers[...] = 7
+    assert (program.sent, program.rounds[0].staging, program.wire_bytes) == said and program.sent

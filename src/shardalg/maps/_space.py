@@ -120,10 +120,10 @@ def key_text(key: Key) -> str:
     return rank + ("" if not key[1] else f", name={key[1]!r}")
 
 
-def _read_only(numbers: list[int]) -> IntArray:
-    found = np.array(numbers, dtype=np.int64)
-    found.setflags(write=False)
-    return found
+def read_only(numbers: IntArray) -> IntArray:
+    """The array itself, from now on refusing to be written on."""
+    numbers.setflags(write=False)
+    return numbers
 
 
 def _order(box: Box) -> tuple[int, str]:
@@ -228,12 +228,12 @@ class Space:
     @cached_property
     def sizes(self) -> IntArray:
         """Slots per box, in box order."""
-        return _read_only([b.size for b in self.boxes])
+        return read_only(np.array([b.size for b in self.boxes], np.int64))
 
     @cached_property
     def box_ranks(self) -> IntArray:
         """The rank of each box, -1 where it has none."""
-        return _read_only([-1 if b.rank is None else b.rank for b in self.boxes])
+        return read_only(np.array([-1 if b.rank is None else b.rank for b in self.boxes], np.int64))
 
     @cached_property
     def _index(self) -> dict[Key, int]:

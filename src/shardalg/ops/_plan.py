@@ -63,8 +63,8 @@ def plan(
     (8, 48, Side(2, (8, 1), rank=1), Side(8, (2, 1), rank=1))
     """
     require_limits(limits)
-    for word, m in (("source", source), ("target", target)):
-        _require_layout(m, word, limits)
+    _require_layout(source, "the source of a plan", limits)
+    _require_layout(target, "the target of a plan", limits)
     require_same_space(source.codomain, target.codomain, "plan", "the source", "the target")
     one_of(missing, MISSING, "missing=")
     selector = as_selector(select)
@@ -86,11 +86,11 @@ def plan(
     )  # fmt: skip
 
 
-def _require_layout(m: AffineMap, word: str, limits: Limits) -> None:
-    require_shards(m, f"the {word} of a plan")
+def _require_layout(m: AffineMap, what: str, limits: Limits) -> None:
+    require_shards(m, what)
     if not decided(m, DOMAIN, limits):
         reason = is_single_valued(m, limits=limits).reason
-        raise InvalidMapError(f"the {word} is no layout: {reason}")
+        raise InvalidMapError(f"{what} is no layout: {reason}")
 
 
 def _check_moments(copies: AffineMap, holds: str) -> None:

@@ -197,11 +197,12 @@ def as_selector(select: Any) -> Selector:
     A function may carry a ``key`` attribute, which names it in digests.
     """
     if isinstance(select, str):
-        if select not in SELECTORS:
+        named = SELECTORS.get(select)
+        if named is None:
             raise InvalidMapError(
                 f"no selector {select!r}; there are {tuple(SELECTORS)}, cheapest(cost) and functions"
             )
-        return SELECTORS[select]
+        return named
     if hasattr(select, "choose") and isinstance(getattr(select, "key", None), str):
         selector: Selector = select
         return selector

@@ -10,7 +10,7 @@ import numpy as np
 
 from .._errors import InvalidMapError
 from .._struct import struct
-from ..maps._space import BoolArray, IntArray
+from ..maps._space import BoolArray, IntArray, read_only
 from ._dtypes import dtype_name, itemsize
 from ._plan import Entry, TreePlan
 
@@ -85,17 +85,17 @@ class Round:
     def __str__(self) -> str:
         return ", ".join(f"{m.source}->{m.target} {m.size} B" for m in self.messages) or "nothing"
 
-    @cached_property
+    @property
     def sent(self) -> dict[int, int]:
         """Bytes that each rank sends."""
         return _added((m.source, m.size) for m in self.messages)
 
-    @cached_property
+    @property
     def received(self) -> dict[int, int]:
         """Bytes that each rank receives."""
         return _added((m.target, m.size) for m in self.messages)
 
-    @cached_property
+    @property
     def staging(self) -> dict[int, int]:
         """Bytes of send and receive buffers per rank."""
         return _added([*self.sent.items(), *self.received.items()])
@@ -138,24 +138,24 @@ class Program:
     @cached_property
     def wire_sizes(self) -> IntArray:
         """Bytes per element on the wire: ``[hop, entry]``."""
-        return wire_sizes(self.plan, self.dtypes)
+        return read_only(wire_sizes(self.plan, self.dtypes))
 
     @cached_property
     def parcel_bytes(self) -> IntArray:
         """Bytes of each parcel."""
-        return bytes_of(self.parcels, self.wire_sizes)
+        return read_only(bytes_of(self.parcels, self.wire_sizes))
 
     @property
     def wire_bytes(self) -> int:
         """Bytes that cross ranks in all rounds."""
         return int(self.parcel_bytes.sum())
 
-    @cached_property
+    @property
     def sent(self) -> dict[int, int]:
         """Bytes that each rank sends in all rounds."""
         return self._per_rank(1)
 
-    @cached_property
+    @property
     def received(self) -> dict[int, int]:
         """Bytes that each rank receives in all rounds."""
         return self._per_rank(2)
