@@ -1,5 +1,8 @@
-"""One of two processes that leave without a word: ``leaving_script.py STORE STRATEGY LATE RANK``. Rank 1 runs
-``LATE`` seconds after rank 0 began its run in the background and left."""
+"""One of two processes that leave without a word: ``leaving_script.py STORE RANK``.
+
+Rank 0 begins two runs in the background and ends with an exception. Rank 1 comes in time for the one and too
+late for the other, and closes neither context.
+"""
 
 import sys
 import time
@@ -11,22 +14,27 @@ import torch.distributed as dist
 import shardalg as sa
 from shardalg.backends import _context
 
-path, strategy, late, rank = sys.argv[1], sys.argv[2], float(sys.argv[3]), int(sys.argv[4])
-_context.FAREWELL = 0.5
+path, rank = sys.argv[1], int(sys.argv[2])
+_context.FAREWELL = 1.0
 store, limit = dist.FileStore(path, 2), timedelta(seconds=30)
 rows, columns = (sa.layout((8, 6), sa.Split(axis), ranks=2) for axis in (0, 1))
-ctx = sa.backends.cpu(store=store, rank=rank, size=2, timeout=limit, strategy=strategy)
-bound = sa.bind(ctx, sa.schedule(sa.plan(rows, columns), dtypes="float32"))
+program = sa.schedule(sa.plan(rows, columns), dtypes="float32")
 mine = {rank: torch.ones(rows.shard_shape(rank))}
+contexts = [
+    sa.backends.cpu(store=dist.PrefixStore(name, store), rank=rank, size=2, timeout=limit, strategy=name)
+    for name in ("shared", "p2p")
+]
+bound = [sa.bind(ctx, program) for ctx in contexts]
 if rank == 0:
-    handle = sa.run_async(ctx, bound, mine)
-    while ctx.runs < 1:
+    handles = [sa.run_async(ctx, b, mine) for ctx, b in zip(contexts, bound)]
+    while any(ctx.runs < 1 for ctx in contexts):
         time.sleep(0.01)
     raise ZeroDivisionError("mine")
-time.sleep(late)
-start = time.monotonic()
-try:
-    sa.run(ctx, bound, mine)
-    print(f"moved in {time.monotonic() - start}")
-except sa.TransferError:
-    print(f"an error after {time.monotonic() - start}")
+for wait, ctx, b in zip((0.2, 2.0), contexts, bound):
+    time.sleep(wait)
+    start = time.monotonic()
+    try:
+        sa.run(ctx, b, mine)
+        print(f"moved {time.monotonic() - start}")
+    except sa.TransferError:
+        print(f"failed {time.monotonic() - start}")

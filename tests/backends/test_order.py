@@ -97,8 +97,10 @@ def test_a_plan_of_another_context_is_refused_before_the_others_move(world):
     assert kinds == [sa.TransferError, sa.TransferError, sa.ProvenanceError, sa.TransferError]
 
 
-@pytest.mark.parametrize("how", ["raises", "forgets its context"])
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(
+    ("strategy", "how"),
+    [("fused", "forgets its context"), ("p2p", "raises"), ("shared", "forgets its context")],
+)
 def test_a_rank_that_leaves_between_bind_and_run(strategy, how):
     """The others hear at once, also where the context was never closed."""
     store, over, found = dist.HashStore(), threading.Event(), {}
@@ -309,33 +311,28 @@ def test_an_interrupt_while_a_run_is_prepared_ends_it_everywhere(world):
 
 
 def interrupted(ctx, where):
-    """Rank 1 is interrupted while it waits for rank 2, which comes a second later."""
+    """Rank 1 is interrupted while it waits for rank 2, which comes later."""
     bound = sa.bind(ctx, ROUNDS)
     sa.run(ctx, bound, shards(ctx))
     if ctx.ranks == (2,):
         time.sleep(1)
     if ctx.ranks == (1,):
-        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
     if where == "a turn":  # it waits for a run in the background
         sa.run_async(ctx, bound, shards(ctx))
     error, seconds = timed(lambda: sa.run(ctx, bound, shards(ctx)))
     return type(error).__name__, seconds
 
 
-@pytest.mark.parametrize("where", ["a round", "a turn"])
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(
+    ("strategy", "where"), [("fused", "a round"), ("p2p", "a turn"), ("shared", "a round")]
+)
 def test_an_interrupt_in_the_middle_of_a_wait(team, strategy, where):
-    """Where gloo waits, the interrupt comes when the wait ends."""
+    """In a wait for the words of others, or for a run in the background."""
     found = team.run(interrupted, where, timeout=20, strategy=strategy).good()
-    assert [kind for kind, _ in found] == [
-        "TransferError",
-        "KeyboardInterrupt",
-        "TransferError",
-        "TransferError",
-    ]
+    assert [kind for kind, _ in found] == ["TransferError", "KeyboardInterrupt", *["TransferError"] * 2]
     assert all(seconds < 1 + 2 * SOON for _, seconds in found)
-    if strategy == "shared":
-        assert found[1][1] < 0.3 + SOON
+    assert found[1][1] < SOON
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -397,14 +394,14 @@ def test_a_forked_process_is_another_owner(team, strategy):
     assert team.run(in_a_fork, strategy=strategy, timeout=20).good() == [7] * 4
 
 
-@pytest.mark.parametrize(("strategy", "late", "end"), [("shared", 0.2, "moved"), ("p2p", 2, "an error")])
-def test_a_process_ends_with_open_contexts_and_runs(tmp_path, strategy, late, end):
-    """One ends with an exception while a run in the background waits for the other, which ends without
-    closing: the run may end within some seconds, and nothing keeps either process."""
-    command = [sys.executable, str(HERE / "leaving_script.py"), str(tmp_path / "store"), strategy, str(late)]
+def test_a_process_ends_with_open_contexts_and_runs(tmp_path):
+    """One ends with an exception while two runs in the background wait for the other: one of them ends
+    well, since a process that ends waits a little. The other process ends without closing anything."""
+    command = [sys.executable, str(HERE / "leaving_script.py"), str(tmp_path / "store")]
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     processes = [subprocess.Popen([*command, str(r)], **options) for r in range(2)]
     (_, first), (said, second) = (p.communicate(timeout=60) for p in processes)
     assert processes[0].returncode == 1 and "ZeroDivisionError: mine" in first
-    assert processes[1].returncode == 0 and said.startswith(end), second
-    assert float(said.split()[-1]) < 10  # of a timeout of 30 seconds
+    assert processes[1].returncode == 0, second
+    words = said.split()
+    assert words[::2] == ["moved", "failed"] and max(map(float, words[1::2])) < 10  # of 30 seconds
