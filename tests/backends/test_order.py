@@ -290,6 +290,42 @@ def test_any_error_before_an_agreement_is_heard_by_all(world, what):
     assert f"rank {ODD}" in said
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("error", [MemoryError("no room"), KeyboardInterrupt()], ids=["error", "interrupt"])
+def test_what_goes_wrong_while_messages_travel_is_heard_at_once(world, strategy, error):
+    """Local copies are made meanwhile: the exchange that goes on must not keep the group alive."""
+
+    def rank(ctx):
+        bound = sa.bind(ctx, ROUNDS)
+        sa.run(ctx, bound, shards(ctx))
+        if ctx.ranks == (ODD,):
+            stage = next(its.stage for _, its in ctx._kept.values() if hasattr(its, "stage"))
+            stage._local = Raising(error)
+        start = time.monotonic()
+        with pytest.raises(BaseException) as caught:
+            sa.run(ctx, bound, shards(ctx))
+        return type(caught.value), time.monotonic() - start, bool(ctx.failed)
+
+    found = world(4, rank, timeout=20, strategy=strategy).good()
+    assert [kind for kind, _, _ in found] == [
+        sa.TransferError,
+        sa.TransferError,
+        type(error),
+        sa.TransferError,
+    ]
+    assert all(seconds < SOON and failed for _, seconds, failed in found)
+
+
+class Raising:
+    """Copies that fail."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def go(self, *given):
+        raise self.error
+
+
 def test_an_interrupt_while_a_run_is_prepared_ends_it_everywhere(world):
     def rank(ctx):
         bound = sa.bind(ctx, PLAN)

@@ -63,7 +63,8 @@ def _known(boxes: list[tuple[int, bool, str]]) -> Known:
 
 def check_form(form: Form, given: Any) -> None:
     """Raise where ``given`` has a tensor, a rank or a name that the plan does not know, or a bare tensor
-    where that could mean several ranks or none. What other processes hold may be there. Keys only."""
+    where that could mean several ranks or none. What other processes hold may be there; what this one
+    holds is there. Sizes and keys only."""
     if form.single:
         _check(form.what, form.tensors[""], given)
         return
@@ -74,7 +75,9 @@ def check_form(form: Form, given: Any) -> None:
     if not given.keys() <= form.tensors.keys():
         raise _strangers(form.what, "tensors", given, form.tensors, "the plan knows")
     for name, its in given.items():
-        _check(form.what, form.tensors[name], its, name)
+        known = form.tensors[name]
+        if type(its) is not dict or len(its) != len(known.held) or known.names:  # else it is what was found
+            _check(form.what, known, its, name)
     for alias, name in form.tied:
         if alias in given and not _same(given[alias], given.get(name)):
             raise InvalidMapError(

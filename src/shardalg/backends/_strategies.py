@@ -49,8 +49,11 @@ class Fused:
             meanwhile()
         else:
             finish = start(whole)
-            meanwhile()
-            finish()
+            try:
+                meanwhile()
+                finish()
+            finally:
+                del finish  # an exchange in the frames of an error would hold the group
         return {r: x.receive.split(x.receive_bytes) for r, x in whole.items()}
 
     def release(self) -> None:
