@@ -331,6 +331,30 @@ def test_whatever_is_given_it_is_refused_in_our_words(name):
                 call(**{**fine, argument: odd})
 
 
+RENUMBERED = sa.plan(ROWS, ROWS, source_ranks=[1, 2], target_ranks=[2, 1])
+METHODS = {
+    "from_pieces": (AffineMap.from_pieces, (ROWS.domain, ROWS.codomain, list(ROWS.pieces))),
+    "shards": (Space.shards, ({0: (2,)},)), "logical": (Space.logical, ((2,),)),
+    "uniform": (Experts.uniform, (4, 2)),
+    "m(slots)": (ROWS, ([0, 1], 0, "")), "pieces_of": (ROWS.pieces_of, (0, "")),
+    "shard_shape": (ROWS.shard_shape, (0, "")), "index": (ROWS.domain.index, (0, "")),
+    "box": (ROWS.domain.box, (0, "")), "boxes_of": (ROWS.domain.boxes_of, (0,)),
+    "Limits": (sa.Limits, (1, 2)),
+    "global_source": (RENUMBERED.global_source, (0,)), "global_target": (RENUMBERED.global_target, (1,)),
+    "bytes_crossing": (RENUMBERED.stats.bytes_crossing, (4,)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_so_it_is_by_methods(name):
+    call, fine = METHODS[name]
+    call(*fine)
+    for k in range(len(fine)):
+        for odd in ODD:
+            with contextlib.suppress(sa.ShardalgError):
+                call(*fine[:k], odd, *fine[k + 1 :])
+
+
 LIMITED = [name for name in SAMPLES if "limits" in inspect.signature(getattr(sa, name)).parameters]
 
 

@@ -188,6 +188,8 @@ def test_proof_data_stays_within_its_type_after_scaling(dtype, factor):
 def test_a_tensor_of_few_bits_is_scaled_within_them():
     made = layout((300,), Replicate(3), ranks=1)
     assert probe(lambda full, rank: full * 3, (300,), 1, dtype="int8") == made
+    with pytest.raises(InvalidMapError, match="too large for int8 once scaled"):
+        probe(lambda full, rank: full * 100, (300,), 1, dtype="int8")
 
 
 @pytest.mark.parametrize("scale", [1e30, 1e-30])

@@ -13,9 +13,9 @@ from .._errors import InvalidMapError
 from .._limits import Budget, Limits, require_limits
 from .._struct import struct
 from ._piece import Piece, Side
-from ._reading import field, listed, rows
+from ._reading import field, listed, rows, scalar
 from ._relation import CODOMAIN, DOMAIN, collides, disjoint
-from ._space import IntArray, Shape, Space, describe_key
+from ._space import IntArray, Shape, Space, as_key, describe_key
 from ._table import HEAD, Columns, PieceTable, build, concatenate
 
 FORMAT = 1
@@ -97,9 +97,10 @@ class AffineMap:
 
     def pieces_of(self, rank: int | None, name: str | None = None) -> tuple[Piece, ...]:
         """The pieces whose domain box has this rank (and name, where one is given)."""
+        rank, asked = as_key((rank, "" if name is None else name))
         boxes = [i for i, b in enumerate(self.domain.boxes) if b.rank == rank and name in (None, b.name)]
         if not boxes:
-            self.domain.index(rank, "" if name is None else name)
+            self.domain.index(rank, asked)
         return tuple(Pieces(self, np.flatnonzero(np.isin(self.table.columns.dom_box, boxes))))
 
     @cached_property
@@ -229,7 +230,7 @@ class Pieces(Sequence[Piece]):
 
 
 def _pieces(pieces: Iterable[Piece]) -> list[Piece]:
-    if not isinstance(pieces, Iterable):
+    if scalar(pieces):
         raise InvalidMapError(f"a map is made of pieces, got {pieces!r}")
     its = list(pieces)
     for p in its:

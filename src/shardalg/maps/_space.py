@@ -266,6 +266,7 @@ class Space:
 
     def boxes_of(self, rank: int | None) -> tuple[Box, ...]:
         """The boxes of one rank, in name order."""
+        rank = as_key((rank, ""))[0]
         return tuple(b for b in self.boxes if b.rank == rank)
 
     def to_dict(self) -> dict[str, Any]:

@@ -102,7 +102,7 @@ def _located(space: Space, slots: IntArray, rank: int | None, name: str | None) 
         where, begins, size = "the domain", _begins(space), space.size
         box = np.searchsorted(begins, slots, side="right") - 1
     else:
-        at = space.index(rank, name or "")
+        at = space.index(rank, "" if name is None else name)
         where, begins, size = (
             describe_key(space.boxes[at].key),
             np.zeros(at + 1, np.int64),

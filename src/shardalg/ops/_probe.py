@@ -309,8 +309,8 @@ def _digits(ask: Ask, rank: int, found: Values, scales: Values) -> IntArray:
         wrong & live,
         rank,
         lambda i: (
-            f"{found[i]}, which is no mark of one element times {_ratio(scales, i, ask.dtype)}:"
-            " elements are mixed or chosen by their values"
+            f"{found[i]}, which is no mark of one element times {_ratio(scales, i, ask.dtype)}: elements"
+            f" are mixed, chosen by their values, or too large for {ask.dtype} once scaled"
         ),
     )
     return digits if live.all() else np.where(live, digits, 0)

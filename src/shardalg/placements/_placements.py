@@ -14,6 +14,7 @@ from ..maps._reading import as_int, by_position, listed, one_of
 
 ByRank: TypeAlias = tuple[tuple[int, tuple[int, ...]], ...]
 
+MOST_EXPERTS = 1 << 23  # of one placement: as many as the pieces that Limits allows
 RULES = ("chunk", "balanced", "exact", "pad")
 
 
@@ -179,6 +180,8 @@ class Experts(Placement):
     def uniform(cls, experts: int, ranks: int) -> Experts:
         """Contiguous and even: rank r holds experts r*E/R .. (r+1)*E/R - 1."""
         experts, ranks = as_int(experts, "the number of experts"), _positive(ranks, "the number of ranks")
+        if max(experts, ranks) > MOST_EXPERTS:
+            raise InvalidMapError(f"experts and ranks are at most {MOST_EXPERTS}, got {experts} and {ranks}")
         if experts < 0 or experts % ranks:
             raise InvalidMapError(
                 f"cannot place {experts} experts evenly on {ranks} ranks:"

@@ -207,7 +207,12 @@ def _require_whole(plan: TransferPlan) -> None:
 
 
 def _global(ranks: RankMap, rank: int) -> int:
-    return rank if ranks is None else dict(ranks)[rank]
+    if ranks is None:
+        return rank
+    found = dict(ranks).get(as_int(rank, "a rank"))
+    if found is None:
+        raise InvalidMapError(f"the layout has ranks {[r for r, _ in ranks][:8]}, not {rank}")
+    return found
 
 
 class Copies(Sequence[Copy]):

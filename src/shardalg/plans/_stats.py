@@ -13,6 +13,7 @@ from .._struct import struct
 from ..maps import AffineMap
 from ..maps._composed import composed
 from ..maps._meet import meet
+from ..maps._reading import as_int
 from ..maps._relation import CODOMAIN, DOMAIN, collides, disjoint, exact_sizes, side_blocks
 from ..maps._space import IntArray
 from ..maps._table import Columns, PieceTable, build
@@ -51,7 +52,8 @@ class Stats:
 
     def bytes_crossing(self, itemsize: int) -> int | None:
         """Bytes on the wire for elements of ``itemsize`` bytes."""
-        return None if self.elements_crossing is None else self.elements_crossing * itemsize
+        size = as_int(itemsize, "the bytes of an element")
+        return None if self.elements_crossing is None else self.elements_crossing * size
 
 
 def _add(a: Stats, b: Stats) -> Stats:
