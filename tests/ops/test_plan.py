@@ -22,6 +22,7 @@ from oracle import meaning
 import shardalg as sa
 from shardalg import (
     AffineMap,
+    Cyclic,
     Experts,
     InvalidMapError,
     LimitError,
@@ -675,3 +676,14 @@ def test_what_a_program_has_counted_cannot_be_written_on():
         with pytest.raises(ValueError, match="read-only"):
             numbers[...] = 7
     assert (program.sent, program.rounds[0].staging, program.wire_bytes) == said and program.sent
+
+
+def test_cyclic_on_two_axes_needs_no_solver():
+    """Prime extents and cuts that do not divide each other: what shares a digit is cut along it."""
+    shape = (997, 809)
+    source = layout(shape, [Cyclic(0, 32), Cyclic(1, 48)], mesh=(8, 6))
+    target = layout(shape, [Cyclic(0, 24), Cyclic(1, 64)], mesh=(4, 9))
+    found = [plan(source, target, select=s, limits=Limits(steps=40_000)) for s in ("stay", "balanced")]
+    assert found[0].map == found[1].map and found[0].map.size == shape[0] * shape[1]
+    wanted = compose(invert(source), target, limits=Limits(steps=40_000))
+    assert equivalent(found[0].map, wanted)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from random import Random
 
 import oracle
@@ -14,7 +15,10 @@ from oracle import meaning
 
 from shardalg import (
     AffineMap,
+    BlockGather,
     InvalidMapError,
+    Piece,
+    Side,
     Space,
     complement,
     compose,
@@ -25,6 +29,8 @@ from shardalg import (
     image,
     intersect,
     invert,
+    is_injective,
+    layout,
     multiplicity,
     padding,
     permute,
@@ -229,3 +235,38 @@ def test_a_region_names_each_box_once(keys):
         region(space, where)
     with pytest.raises(InvalidMapError, match="name one box"):
         region(Space.logical((4,)), {None: slice(0, 3), "": slice(1, 4)})
+
+
+def in_parts(size, *counts):
+    """One tensor cut in each of these numbers of parts, by a rank for each part."""
+    ends = [(size * k // n, size * (k + 1) // n) for n in counts for k in range(n)]
+    boxes = Space.shards([stop - start for start, stop in ends])
+    pieces = [
+        Piece((stop - start,), Side(0, (1,), rank=r), Side(start, (1,)))
+        for r, (start, stop) in enumerate(ends)
+    ]
+    return AffineMap.from_pieces(boxes, Space.logical((size,)), pieces)
+
+
+def test_what_partly_overlapping_pieces_reach_costs_a_sweep():
+    m = in_parts(640_000, 5000, 4999)
+    start = time.perf_counter()
+    assert len(image(m)) == 1 and not len(uncovered(m))
+    assert time.perf_counter() - start < 3
+
+
+def shuffled(seed, rows=8192, ranks=8):
+    order, own = Random(seed).sample(range(rows), rows), rows // ranks
+    blocks = {r: tuple(order[r * own : (r + 1) * own]) for r in range(ranks)}
+    return layout((rows, 16), BlockGather(0, 1, blocks))
+
+
+def test_two_orders_of_rows_cost_a_sweep():
+    """Rows in random order fold by accident, and so do strides of no meaning."""
+    a, b = shuffled(1), shuffled(2)
+    start = time.perf_counter()
+    both = union(a, b)
+    assert equivalent(intersect(a, both), a)
+    assert domain(both).size == a.size and len(domain(both)) == 8
+    assert is_injective(permute(a, codomain=(1, 0)))
+    assert time.perf_counter() - start < 10

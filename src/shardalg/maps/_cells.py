@@ -17,7 +17,7 @@ from ._digits import Blocks, Digits, forward, pad_axes, stack
 from ._meet import cut_hard, groups, in_digits
 from ._space import IntArray
 
-FEW = 1 << 16  # cells that are always made
+FEW = 1 << 20  # cells that are always made
 MOST = 64  # cells per block up to which a sweep is worth its cuts
 
 
