@@ -261,15 +261,12 @@ class Chooser:
 
 
 ODD = (
-    None, True, -1, 0, 1, 7, 2**40, 2**70, 0.5, math.nan, "", "x", b"x", [], [0], (0,), (1, 2, 3), [[0]],
-    {}, {0: 1},
-    {(1, 2, 3): 1}, {None: 1}, {"x": 1}, {0: None}, {0: (1, 2, 3)}, {(0, ""): 3}, {0.5: (0,)}, {0: {"x": 2}},
-    slice(0, 2, 0), slice("a"), {0: slice("a")}, {0: (slice(0, 2, 0),)}, {1, 2}, np.array(3), np.array([1,
-    2]),
-    np.array(["a", "b"]), np.zeros((2, 2)), ROWS, Split(0), Space(()), object(), lambda *a: 3,
-    lambda *a: None,
-    lambda *a: math.nan, lambda *a: np.array([1, 2]), Chooser(), Chooser(0, 1), Chooser("x", "x"),
-    Chooser([0]),
+    None, True, -1, 0, 1, 7, 2**40, 2**70, 0.5, math.nan, "", "x", b"x", [], [0], (0,), (1, 2, 3), [[0]], {},
+    {0: 1}, {(1, 2, 3): 1}, {None: 1}, {"x": 1}, {0: None}, {0: (1, 2, 3)}, {(0, ""): 3}, {0.5: (0,)},
+    {0: {"x": 2}}, slice(0, 2, 0), slice("a"), {0: slice("a")}, {0: (slice(0, 2, 0),)}, {1, 2}, np.array(3),
+    np.array([1, 2]), np.array(["a", "b"]), np.zeros((2, 2)), ROWS, Split(0), Space(()), object(),
+    lambda *a: 3, lambda *a: None, lambda *a: math.nan, lambda *a: np.array([1, 2]),
+    Chooser(), Chooser(0, 1), Chooser("x", "x"), Chooser([0]),
 )  # fmt: skip
 COLUMNS, BOTH = layout((8, 4), Split(1), ranks=4), layout((8, 4), Replicate(), ranks=2)
 HALF = sa.region(ROWS.domain, {0: (slice(0, 2),)})
