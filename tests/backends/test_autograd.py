@@ -524,3 +524,15 @@ def test_a_run_in_the_background_is_recorded_where_it_was_asked_for(world):
         return all(x.grad.eq(1).all() for x in mine.values())
 
     assert world(4, rank).good() == [True] * 4
+
+
+def test_autograd_hears_that_an_out_was_written():
+    """Else a backward would use what is not there any more."""
+    m = sa.layout((4,), sa.Replicate(), ranks=1)
+    ctx = sa.backends.simulate(1)
+    bound = sa.bind(ctx, sa.plan(m, m))
+    weight, saved = torch.ones(4, requires_grad=True), torch.full((4,), 3.0)
+    loss = (weight * saved).sum()
+    sa.run(ctx, bound, {0: torch.zeros(4)}, {0: saved})
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()

@@ -691,3 +691,32 @@ def test_what_is_no_shard_is_refused_at_the_first_run(shards, said):
     bound = sa.bind(ctx, sa.plan(a, b))
     with pytest.raises(sa.InvalidMapError, match=said):
         sa.run(ctx, bound, shards)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_one_element_of_a_wider_stride(world, strategy):
+    """torch calls it contiguous whatever its stride is."""
+    a, b = (sa.layout((1,), sa.Split(0, sizes=sizes), ranks=2) for sizes in ([1, 0], [0, 1]))
+
+    def rank(ctx):
+        lone = torch.arange(3.0)[1::2][:1]
+        empty = torch.empty(0)
+        given, out = (lone, empty) if ctx.ranks == (0,) else (empty, torch.zeros(3)[1::2][:1])
+        return sa.run(ctx, sa.bind(ctx, sa.plan(a, b)), {ctx.ranks[0]: given}, {ctx.ranks[0]: out})
+
+    assert world(2, rank, strategy=strategy).good()[1][1].item() == 1
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "uint16", "uint32", "float32"])
+def test_blocks_that_run_backwards_in_any_dtype(dtype):
+    kind = getattr(torch, dtype)
+    x = torch.arange(4 * kind.itemsize, dtype=torch.uint8).view(kind)
+    back = sa.layout((4,), sa.BlockGather(0, 1, ((3, 2, 1, 0),)))
+    shards = sa.extract(back, x)
+    assert [shards[0].view(torch.uint8)[0].item(), shards[0].numel()] == [3 * kind.itemsize, 4]
+    assert sa.rebuild(back, shards).view(torch.uint8).equal(x.view(torch.uint8))
+    ctx = sa.backends.simulate(1)
+    forward = sa.layout((4,), sa.Replicate(), ranks=1)
+    for wanted, dtypes in ((dtype, None), ("float64", (dtype, "float64"))):
+        bound = sa.bind(ctx, sa.schedule(sa.plan(back, forward), dtypes=dtypes))
+        assert sa.run(ctx, bound, shards)[0].double().equal(x.double()), wanted

@@ -149,11 +149,14 @@ class Job:
                     )
 
     def store(self) -> None:
-        """Copy back into given tensors that have no flat view."""
+        """Copy back into given tensors that have no flat view; autograd hears that the given were written."""
         for key, given in self.results.items():
             mine = self.targets[key]
             if mine.numel() and mine.data_ptr() != given.data_ptr():
                 given.detach().copy_(mine.view(given.shape))
+        if self.out is not None:
+            versioned = [x for x in self.results.values() if not x.is_inference()]
+            torch.autograd.graph.increment_version(versioned)
 
     def leave(self, keys: Iterable[Key]) -> None:
         """Give up sources that are read no more: the caller's tensors become empty, and their memory
@@ -189,6 +192,8 @@ def flat(x: torch.Tensor) -> torch.Tensor:
     """The elements in row-major order, one after the other: a view where they lie so, else a copy."""
     if x.is_conj() or x.is_neg() or not x.is_contiguous():
         x = x.detach().resolve_conj().resolve_neg().contiguous()
+    if x.numel() == 1:  # contiguous whatever its strides say
+        return x.detach().as_strided((1,), (1,))
     return x.detach().view(-1)
 
 

@@ -18,6 +18,7 @@ import torch
 
 from ..maps import Box
 from ..maps._space import IntArray, Shape, row_major
+from ..ops._blocks import flipped
 from ..plans import Entry, Program
 from ..plans._dtypes import itemsize
 from ..plans._program import starts_of, wire_dtype
@@ -390,7 +391,7 @@ def _converting(s: Strided, target: torch.Tensor, source: torch.Tensor) -> Act:
     forward = _flipped(s.source, [stride < 0 for stride in s.source.strides])
     to = target.as_strided(*_geometry(target, s.target))
     of = source.as_strided(*_geometry(source, forward))
-    return lambda: to.copy_(scaled(of.flip(back) if back else of, to.dtype, s.numerator, s.denominator))
+    return lambda: to.copy_(scaled(flipped(of, back), to.dtype, s.numerator, s.denominator))
 
 
 def scaled(values: torch.Tensor, target: torch.dtype, numerator: int, denominator: int) -> torch.Tensor:

@@ -6,6 +6,7 @@ strides, so a block that runs backwards is viewed forwards and flipped.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,15 @@ from .._errors import UnsupportedError
 from .._torch import torch
 
 Tensor = Any
+
+UNFLIPPABLE = (
+    "torch.float8",
+    "torch.float4",
+    "torch.uint16",
+    "torch.uint32",
+    "torch.uint64",
+    "torch.complex32",
+)
 
 
 def is_torch(x: Tensor) -> bool:
@@ -41,7 +51,17 @@ def block(x: Tensor, shape: tuple[int, ...], strides: tuple[int, ...], offset: i
         return x.as_strided(shape, strides, x.storage_offset() + offset)
     first = offset + sum(strides[k] * (shape[k] - 1) for k in back)
     forward = tuple(abs(s) for s in strides)
-    return x.as_strided(shape, forward, x.storage_offset() + first).flip(back)
+    view = x.as_strided(shape, forward, x.storage_offset() + first)
+    return flipped(view, back)
+
+
+def flipped(values: Tensor, axes: Sequence[int]) -> Tensor:
+    """A torch tensor turned round along ``axes``; what torch does not flip goes as integers of its size."""
+    if not axes:
+        return values
+    if str(values.dtype).startswith(UNFLIPPABLE):
+        return values.view(getattr(torch(), f"int{8 * values.element_size()}")).flip(axes).view(values.dtype)
+    return values.flip(axes)
 
 
 def write(x: Tensor, shape: tuple[int, ...], strides: tuple[int, ...], offset: int, values: Tensor) -> None:
@@ -50,7 +70,7 @@ def write(x: Tensor, shape: tuple[int, ...], strides: tuple[int, ...], offset: i
         back = [k for k, s in enumerate(strides) if s < 0]
         first = offset + sum(strides[k] * (shape[k] - 1) for k in back)
         view = x.as_strided(shape, tuple(abs(s) for s in strides), x.storage_offset() + first)
-        view.copy_(values.flip(back) if back else values)
+        view.copy_(flipped(values, back))
     else:
         block(x, shape, strides, offset)[...] = values
 

@@ -15,7 +15,7 @@ ITEMSIZE: dict[str, int] = {
     "complex128": 16,
 }  # fmt: skip
 
-UNSCALABLE = frozenset(n for n in ITEMSIZE if n.startswith(("bool", "int", "uint")))
+UNSCALABLE = frozenset(n for n in ITEMSIZE if n.startswith(("bool", "int", "uint", "float4")))
 
 
 def dtype_name(dtype: Any) -> str:
@@ -41,6 +41,8 @@ def lossy(source: str, target: str) -> str:
     >>> lossy("complex64", "float32"), lossy("float32", "bfloat16")
     ('the imaginary parts', '')
     """
+    if source != target and "float4_e2m1fn_x2" in (source, target):
+        return "one of the two values packed in each element"
     if source.startswith("complex") and not target.startswith("complex"):
         return "the imaginary parts"
     return "the fractions" if source not in UNSCALABLE and target in UNSCALABLE else ""
