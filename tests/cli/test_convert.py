@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 import shardalg as sa
 from shardalg.cli import main
 from shardalg.cli._convert import convert
+from shardalg.cli._replicas import require_agreement, same
 from shardalg.interop import deepspeed
 
 KINDS = ("", "exp_avg", "exp_avg_sq")
@@ -226,3 +227,115 @@ def test_a_folder_of_ranks_is_sent_to_convert(tmp_path, form):
     write(tmp_path / "old", old, tensors(old), 2, form)
     with pytest.raises(sa.InvalidMapError, match=r"2 files of ranks .* shardalg convert --map"):
         sa.interop.open_checkpoint(tmp_path / "old")
+
+
+# --- what several ranks hold ----------------------------------------------------------------
+
+SHARED = {
+    "replicated": sa.layout((4, 3), sa.Replicate(), ranks=3),
+    "replicated at a scale": sa.layout((4, 3), sa.Replicate(Fraction(1, 3)), ranks=3),
+    "on an axis of a mesh": sa.layout((4, 3), (sa.Split(0), sa.Replicate()), 4, mesh={"tp": 2, "dp": 2}),
+    "some of its rows": sa.layout((4, 3), sa.BlockGather(0, 1, {0: (0, 1), 1: (1, 2), 2: (3, 1)}), ranks=3),
+}
+
+
+@pytest.mark.parametrize("what", SHARED)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.bfloat16, torch.complex128])
+def test_one_other_byte_of_a_replica_is_refused(what, dtype):
+    """Every slot in turn: refused exactly where another rank holds its element, which is named."""
+    layout = SHARED[what]
+    shards = {r: torch.ones(layout.shard_shape(r), dtype=dtype) for r in layout.ranks}
+    require_agreement(layout, shards)
+    for rank in layout.ranks:
+        for slot in range(shards[rank].numel()):
+            element = int(layout(slot, rank=rank))
+            other = dict(shards) | {rank: shards[rank].clone()}
+            other[rank].view(-1)[slot] = 0
+            if len(sa.holders(layout, element)) == 1:
+                require_agreement(layout, other)
+                continue
+            with pytest.raises(
+                sa.InvalidMapError, match=rf"replicas differ: .*\b{rank}\b.* element {element} "
+            ):
+                require_agreement(layout, other)
+
+
+def test_replicas_of_different_scales_are_not_compared():
+    pieces = [
+        sa.Piece((2,), sa.Side(0, (1,), r), sa.Side(0, (1,)), Fraction(1, n))
+        for r, n in ((0, 1), (1, 2), (2, 2))
+    ]
+    layout = sa.AffineMap.from_pieces(
+        sa.Space.shards(dict.fromkeys(range(3), (2,))), sa.Space.logical((2,)), pieces
+    )
+    shards = {r: torch.full((2,), 1 / n) for r, n in ((0, 1), (1, 2), (2, 2))}
+    require_agreement(layout, shards)
+    shards[2][1] = 1
+    with pytest.raises(sa.InvalidMapError, match="ranks 1 and 2 hold the same element 1 "):
+        require_agreement(layout, shards)
+
+
+def test_a_checkpoint_whose_replicas_differ_is_not_mixed(tmp_path, capfd):
+    old = {"w": sa.layout((4, 3), sa.Replicate(), ranks=2)}
+    maps = write(tmp_path / "old", old, tensors(old, [""]), 2, "safetensors")
+    change(tmp_path / "old", 1, lambda held: held["w"].view(-1)[7:].add_(1))
+    assert main(["convert", str(tmp_path / "old"), str(tmp_path / "out"), "--map", maps, "--to", maps]) == 1
+    said = capfd.readouterr().err
+    assert said == (
+        "shardalg: 'w': replicas differ: the map says that ranks 0 and 1 hold the same element 7"
+        " (index (2, 1)), and they store other bytes for it\n"
+    )
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_has_no_map_is_compared_as_bytes(tmp_path):
+    old = {"w": sa.layout((4, 3), sa.Split(0), ranks=2)}
+    maps = write(tmp_path / "old", old, tensors(old, [""]), 2, "safetensors")
+    nan = torch.full((3,), math.nan)
+    for rank in range(2):
+        change(tmp_path / "old", rank, lambda held: held.update(norm=nan))
+    convert(str(tmp_path / "old"), str(tmp_path / "out"), maps, maps)
+    assert load_file(tmp_path / "out" / "rank-00001.safetensors")["norm"].isnan().all()
+    change(tmp_path / "old", 1, lambda held: held.update(norm=-nan))
+    with pytest.raises(
+        sa.InvalidMapError, match="'norm' has no map and is not the same on ranks 0 and 1: add"
+    ):
+        convert(str(tmp_path / "old"), str(tmp_path / "two"), maps, maps)
+    change(tmp_path / "old", 0, lambda held: held.pop("norm"))
+    with pytest.raises(sa.InvalidMapError, match="'norm' has no map and is on rank 1 and not on rank 0: add"):
+        convert(str(tmp_path / "old"), str(tmp_path / "two"), maps, maps)
+
+
+ONES = torch.ones(2)
+
+
+@pytest.mark.parametrize(
+    "a, b, equal",
+    [
+        ([ONES, {"k": ONES.clone()}], [ONES.clone(), {"k": ONES}], True),
+        ([ONES, {"k": ONES}], [ONES, {"k": 2 * ONES}], False),
+        ((ONES, 1), (ONES, 1, 2), False),
+        ({}, {}, True),
+        ({"k": ONES}, {"j": ONES}, False),
+        (math.nan, float("nan"), True),
+        (0.0, -0.0, False),
+        (1, 1.0, False),
+        (ONES, ONES.double(), False),
+        (torch.zeros(2), -torch.zeros(2), False),
+        (ONES.to_sparse(), ONES.to_sparse(), True),
+        (ONES.to_sparse(), ONES, False),
+        (ONES.to_sparse(), (2 * ONES).to_sparse(), False),
+    ],
+)
+def test_values_are_the_same_where_their_bytes_are(a, b, equal):
+    assert same(a, b) is equal
+
+
+def test_lists_and_tables_of_tensors_without_a_map_are_kept(tmp_path):
+    old = {"w": sa.layout((4, 3), sa.Split(0), ranks=2)}
+    maps = write(tmp_path / "old", old, tensors(old, [""]), 2, "pt")
+    for rank in range(2):
+        file = tmp_path / "old" / f"tp_{rank:02d}.pt"
+        torch.save(torch.load(file) | {"seeds": [ONES, (ONES, {"k": math.nan})]}, file)
+    convert(str(tmp_path / "old"), str(tmp_path / "out"), maps, maps)
+    assert torch.load(tmp_path / "out" / "rank-00001.pt")["seeds"][1][0].equal(ONES)

@@ -22,6 +22,7 @@ from ..ops._blocks import block, flat, scaled, write, zeros
 from ..ops._tensors import strips
 from ..plans import TransferPlan
 from ._progress import draw
+from ._replicas import require_agreement, same
 
 PARAMETERS = ("module", "model", "fp32")  # words before or after a name, as in module.layer.w
 MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
@@ -178,19 +179,21 @@ def _common(shards: list[dict[str, Any]], maps: Mapping[str, AffineMap]) -> dict
     """What has no map and is equal on all ranks; anything else without a map is refused."""
     names = dict.fromkeys(key for its in shards for key in its if item_of(key, maps) is None)
     for key in names:
-        for rank, its in enumerate(shards):
-            if key not in its or not _same(its[key], shards[0].get(key)):
-                raise InvalidMapError(
-                    f"{key!r} has no map and is not the same on ranks 0 and {rank}: add its map; without one"
-                    " nobody can say how its shards make a tensor"
+        holding = [rank for rank, its in enumerate(shards) if key in its]
+        first, *others = holding
+        wrong = [r for r in others if not same(shards[first][key], shards[r][key])]
+        lacking = sorted({*range(len(shards))} - {*holding})
+        if wrong or lacking:
+            raise InvalidMapError(
+                f"{key!r} has no map and "
+                + (
+                    f"is not the same on ranks {first} and {wrong[0]}"
+                    if wrong
+                    else f"is on rank {first} and not on rank {lacking[0]}"
                 )
+                + ": add its map; without one nobody can say how its shards make a tensor"
+            )
     return {key: shards[0][key] for key in names}
-
-
-def _same(a: Any, b: Any) -> bool:
-    if hasattr(a, "shape") and hasattr(b, "shape"):
-        return bool(a.dtype == b.dtype and a.shape == b.shape and a.equal(b))
-    return bool(type(a) is type(b) and a == b)
 
 
 # --- planning -----------------------------------------------------------------------------
@@ -234,6 +237,7 @@ def _planned(
     dtypes = sorted({str(shards[r][key].dtype) for r in source.ranks})
     if len(dtypes) > 1:
         raise InvalidMapError(f"{key!r} has dtypes {dtypes} on different ranks")
+    _named(key, require_agreement, source, {r: shards[r][key] for r in source.ranks})
     made: TransferPlan = _named(key, plan, source, target, holds="moments" if item.moment else "parameters")
     return made
 
