@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import time
 from fractions import Fraction
 
 import numpy as np
@@ -119,6 +120,18 @@ def test_overlapping_pieces_are_made_disjoint():
     m = AffineMap.from_pieces(line(4), line(4), run)
     assert means(m, Relation(line(4), line(4), frozenset(t for p in run for t in triples_of(p))))
     assert m.size == 4
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_thousands_of_pieces_that_overlap_are_made_disjoint_at_once(shift):
+    """A line cut in 4000 parts and in 3999, whether its slots are its elements or the next ones."""
+    size = 256_000
+    ends = [(size * k // n, size * (k + 1) // n) for n in (4000, 3999) for k in range(n)]
+    its = [Piece((b - a,), Side(a + shift, (1,)), Side(a, (1,))) for a, b in ends]
+    start = time.perf_counter()
+    m = AffineMap.from_pieces(line(size + shift), line(size), its)
+    assert m.size == size and len(m) < 8000
+    assert time.perf_counter() - start < 4
 
 
 def test_a_piece_that_lists_pairs_twice_is_made_disjoint():

@@ -8,8 +8,9 @@ Composition reads the far sides, intersection filters them, subtraction reads in
 The fast path writes every address as digits of one mixed-radix system (``_digits.py``) in which
 each block is one arithmetic progression per digit. Then two blocks meet digit by digit, and
 all candidate pairs are solved together with NumPy; candidates come from a sort on the digit
-that has the fewest. Blocks that are no such product are carved into blocks that are; what
-resists even that goes to the exact solver pair by pair.
+that has the fewest. Blocks that are no such product are carved into blocks that are. Where that leaves
+much to try, other radices are weighed and blocks cut along an axis; what resists even that goes to
+the exact solver pair by pair.
 """
 
 from __future__ import annotations

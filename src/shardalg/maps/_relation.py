@@ -15,7 +15,7 @@ from .._limits import Budget, Limits
 from ._cells import cells
 from ._meet import Blocks, Met, meet
 from ._solve import Digit, Vector, add, solve
-from ._space import IntArray
+from ._space import BoolArray, IntArray
 from ._table import Columns, PieceTable, build, concatenate, empty_table, normal_axes
 
 DOMAIN, CODOMAIN = 0, 1
@@ -354,24 +354,39 @@ def _gaps(extent: int, start: int, parts: _Parts) -> list[tuple[int, _Parts]]:
 
 def disjoint(table: PieceTable, limits: Limits, budget: Budget) -> PieceTable:
     """The same set of triples with each listed once: one cell of each number where the table is a
-    region, else the first half and what the second has beyond it, and so each half in turn."""
-    if len(table) == 0 or count_common(table, table, limits, budget) == sum(exact_sizes(table.shape)):
+    region, else a part of the pieces and what the others have beyond it, and so each part in turn."""
+    found = common(table, table, limits, budget)
+    if sum(exact_sizes(found.shape)) == sum(exact_sizes(table.shape)):
         return table
     cut = cells(side_blocks(table, DOMAIN), limits, budget) if is_region(table) else None
     if cut is not None:
         return region_of(cut.blocks.take(np.unique(cut.cell, return_index=True)[1]))
     if len(table) > 1:
-        half = len(table) // 2
-        first, second = (
-            disjoint(table.take(part), limits, budget) for part in (slice(half), slice(half, None))
-        )
+        part = _apart(found, table)
+        if 4 * part.sum() < len(table):
+            part = np.arange(len(table)) < len(table) // 2
+        first, second = (disjoint(table.take(its), limits, budget) for its in (part, ~part))
         done = concatenate([first, minus(second, first, limits, budget)])
     else:
         done = empty_table()
-        for part in _injective(table, limits, budget):
-            done = concatenate([done, minus(part, done, limits, budget)])
+        for one in _injective(table, limits, budget):
+            done = concatenate([done, minus(one, done, limits, budget)])
     limits.hold("pieces", len(done))
     return done
+
+
+def _apart(found: Families, table: PieceTable) -> BoolArray:
+    """Pieces that share nothing with each other and list no triple twice, taken from the left; ``found``
+    is what the pieces of the table share."""
+    itself = found.left == found.right
+    listed = np.zeros(len(table), object)
+    np.add.at(listed, found.left[itself], np.array(exact_sizes(found.shape[:, itself]), object))
+    part: BoolArray = listed == np.array(exact_sizes(table.shape), object)
+    before = found.right < found.left
+    order = np.argsort(found.left[before], kind="stable")
+    for k, other in zip(found.left[before][order].tolist(), found.right[before][order].tolist()):
+        part[k] &= not part[other]
+    return part
 
 
 def _injective(piece: PieceTable, limits: Limits, budget: Budget) -> list[PieceTable]:
