@@ -4,6 +4,7 @@ import os
 import random
 import signal
 import time
+from datetime import timedelta
 
 import pytest
 import torch
@@ -129,13 +130,16 @@ def test_an_interrupt_on_one_rank_ends_the_others_at_once(fresh):
 def stay_away(ctx):
     """One rank binds, and then never runs."""
     bound = sa.bind(ctx, PROGRAM)
+    store = ctx.transport.store
     if ctx.ranks == (VICTIM,):
-        time.sleep(TIMEOUT + 2 * SOON)
+        store.wait(["over/0", "over/2"], timedelta(seconds=20))
         return None
     start = time.monotonic()
     with pytest.raises(sa.TransferError) as refused:
         sa.run(ctx, bound, own(ctx, sa.extract(SOURCE, full(SOURCE))))
-    return str(refused.value), time.monotonic() - start, refused.value.targets_touched
+    seconds = time.monotonic() - start
+    store.set(f"over/{ctx.ranks[0]}", "")
+    return str(refused.value), seconds, refused.value.targets_touched
 
 
 def test_a_rank_that_never_calls_is_named_at_the_timeout(fresh):

@@ -1,9 +1,7 @@
 """Every strategy gives what one process gives, bit for bit, within the same memory, and leaves nothing."""
 
-import contextlib
 import os
 import queue
-import signal
 import threading
 import tracemalloc
 import weakref
@@ -17,7 +15,6 @@ import torch.distributed as dist
 from cases import COLUMNS, ROWS, columns, full, own, require, rows
 from hypothesis import given
 from hypothesis import strategies as st
-from worlds import exists, wait_for
 
 import shardalg as sa
 from shardalg.backends import STRATEGIES, _shared
@@ -386,32 +383,6 @@ def test_ranks_must_ask_for_the_same(world):
 
 
 # --- ends ---------------------------------------------------------------------------------
-
-
-def die_or_run(ctx, victim):
-    """One rank is killed before a run; the others report what they see."""
-    require_moved(ctx)
-    if ctx.ranks[0] == victim:
-        os.kill(os.getpid(), signal.SIGKILL)
-    source, target = rows(3, (8, 6)), columns(3, (8, 6))
-    sa.run(ctx, sa.bind(ctx, sa.plan(source, target)), own(ctx, sa.extract(source, full(source))))
-
-
-def segments():
-    return sorted(name for name in os.listdir("/dev/shm") if "shardalg" in name)
-
-
-@pytest.mark.parametrize("strategy", ["shared", "p2p"])
-def test_a_killed_rank_is_noticed_and_leaves_nothing(strategy):
-    from worlds import Team
-
-    with contextlib.closing(Team(3)) as team:
-        pids = [w.pid for w in team.workers]
-        outcome = team.run(die_or_run, 1, strategy=strategy)
-        kinds = [e.kind for e in outcome.errors]
-        assert kinds == ["TransferError", "Gone", "TransferError"]
-    wait_for(lambda: not any(map(exists, pids)))
-    assert segments() == []
 
 
 def test_a_waiting_rank_hears_when_another_closes(world):
