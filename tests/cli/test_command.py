@@ -1,6 +1,7 @@
 """The command line: what it prints, the codes it ends with; the demo's comparison sees one flipped byte."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -8,7 +9,7 @@ import pytest
 from checkpoints import tensors, write_plain
 
 from shardalg.cli import demo, main
-from shardalg.cli._inspect import say_bytes
+from shardalg.cli._inspect import WIDEST, say_bytes
 from shardalg.cli._prepare import Request
 from shardalg.cli._reshard import Writing, reshard
 
@@ -72,6 +73,34 @@ def test_a_bad_layout_is_named_with_its_path(tmp_path, capfd, text, words):
     assert main(["inspect", str(tmp_path)]) == 1
     said = capfd.readouterr().err
     assert said.startswith(f"shardalg: {tmp_path / 'layout.json'}: ") and words in said
+
+
+def named(tmp_path, *names):
+    """A file of one-byte tensors of these names, its free text over two lines."""
+    fields = {n: {"dtype": "U8", "shape": [1], "data_offsets": [k, k + 1]} for k, n in enumerate(names)}
+    header = json.dumps({"__metadata__": {"note": "one\ntwo"}, **fields}).encode()
+    file = tmp_path / "named.safetensors"
+    file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(len(names)))
+    return str(file)
+
+
+def test_any_name_takes_one_line_and_moves_no_other(tmp_path, capfd):
+    file = named(tmp_path, "w", "a\nb", "\ud800", "x" * 3000, "é")
+    assert main(["inspect", file]) == 0
+    said = capfd.readouterr().out.splitlines()
+    assert [line.split()[0] for line in said[2:]] == ["a\\nb", "w", "x" * 3000, "é", "\\ud800"]
+    assert said[1] == "  note: one\\ntwo" and len(said) == 7
+    assert [len(line) for line in said[2:]] == [82, 82, 82 + 3000 - WIDEST, 82, 82]
+    assert main(["plan", file, "--to", "full", "--processes", "1"]) == 0
+
+
+def test_a_stream_that_cannot_write_a_name_gets_it_escaped(tmp_path):
+    file = named(tmp_path, "é")
+    command = [sys.executable, "-m", "shardalg.cli", "inspect", file]
+    out = subprocess.run(
+        command, capture_output=True, env=os.environ | {"PYTHONIOENCODING": "ascii"}, check=True
+    )
+    assert b"\n  \\xe9" in out.stdout
 
 
 def test_inspect_refuses(tmp_path, capfd):

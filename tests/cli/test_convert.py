@@ -2,6 +2,8 @@
 
 import json
 import math
+import re
+import zipfile
 from fractions import Fraction
 
 import pytest
@@ -10,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 import shardalg as sa
 from shardalg.cli import main
-from shardalg.cli._convert import convert
+from shardalg.cli._convert import convert, read_maps
 from shardalg.cli._replicas import require_agreement, same
 from shardalg.interop import deepspeed
 
@@ -339,3 +341,48 @@ def test_lists_and_tables_of_tensors_without_a_map_are_kept(tmp_path):
         torch.save(torch.load(file) | {"seeds": [ONES, (ONES, {"k": math.nan})]}, file)
     convert(str(tmp_path / "old"), str(tmp_path / "out"), maps, maps)
     assert torch.load(tmp_path / "out" / "rank-00001.pt")["seeds"][1][0].equal(ONES)
+
+
+def legacy(file):
+    torch.save({"w": ONES}, file, _use_new_zipfile_serialization=False)
+
+
+def junk(file):
+    file.write_bytes(b"junk")
+
+
+def junk_in_a_zip(file):
+    with zipfile.ZipFile(file, "w") as out:
+        out.writestr("archive/data.pkl", b"junk")
+
+
+def code(file):
+    torch.save({"w": math.prod}, file)
+
+
+@pytest.mark.parametrize(
+    "write_it, words",
+    [
+        (legacy, "no torch file of the zip form, .* rewritten by torch.save"),
+        (junk, "no torch file of the zip form"),
+        (junk_in_a_zip, "torch cannot read it: "),
+        (code, "torch cannot read it: UnpicklingError: "),
+    ],
+)
+def test_a_torch_file_that_cannot_be_mapped_is_refused_in_one_line(tmp_path, write_it, words, capfd):
+    old = {"w": sa.layout((4, 3), sa.Split(0), ranks=2)}
+    maps = write(tmp_path / "old", old, tensors(old, [""]), 2, "pt")
+    write_it(tmp_path / "old" / "tp_01.pt")
+    assert main(["convert", str(tmp_path / "old"), str(tmp_path / "out"), "--map", maps, "--to", maps]) == 1
+    said = capfd.readouterr().err
+    assert re.search(rf"^shardalg: .*tp_01.pt: {words}", said) and said.count("\n") == 1
+    write_it(tmp_path / "maps.pt")
+    with pytest.raises(sa.InvalidMapError):
+        read_maps(str(tmp_path / "maps.pt"))
+
+
+@pytest.mark.parametrize("text", [b"\xff", b"[" * 100_000, b"9" * 5000, b"{"])
+def test_a_file_of_maps_that_is_no_json_is_refused(tmp_path, text):
+    (tmp_path / "maps.json").write_bytes(text)
+    with pytest.raises(sa.InvalidMapError, match=r"maps\.json: not JSON: "):
+        read_maps(str(tmp_path / "maps.json"))

@@ -1,6 +1,7 @@
 """Layout files say placements by pattern; what they cannot mean is refused with the nearest name."""
 
 import re
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,8 @@ def placed(written, shape, ranks=2, more="", **units):
 
 WRITTEN = {
     '"Replicate"': sa.Replicate(),
+    '{ kind = "Replicate", scale = "1/2" }': sa.Replicate(Fraction(1, 2)),
+    '{ kind = "Replicate", scale = 2 }': sa.Replicate(Fraction(2)),
     SPLIT: sa.Split(0),
     '{ kind = "Split", axis = 1, sizes = [4, 2] }': sa.Split(1, sizes=(4, 2)),
     '{ kind = "Split", axis = 0, rule = "balanced", unit = 2 }': sa.Split(0, rule="balanced", unit=2),
@@ -229,6 +232,47 @@ REFUSED = {
     ),
     "a join named like another tensor": (JOIN + 'name = "w"\nparts = ["q", "k"]', "has the name of another"),
     "a join of shapes that do not fit": (JOIN + 'name = "x"\nparts = ["q", "w"]', "'x': join along axis 0"),
+    "a join of two names": (JOIN + 'name = ["x", "y"]\nparts = ["q"]', "one name, got 2"),
+    "a default that is a number": ("default = 3", "default is the name of a placement.*got 3"),
+    "a default that is a truth": ("default = true", "got True"),
+    "a mesh that is a number": ('default = "Replicate"\nmesh = 3', "mesh is a table .* got 3"),
+    "a mesh of words": ('default = "Replicate"\nmesh = { a = "x" }', "mesh is a table .* got {'a': 'x'}"),
+    "units of none": ('default = "Replicate"\nunits = { a = 0 }', "units is a table .* got {'a': 0}"),
+    "an order that is a number": ('default = "Replicate"\norder = 3', "order is a list .* got 3"),
+    "optional as a number": ('default = "Replicate"\noptional = 3', "optional is true or false, got 3"),
+    "an integer of 5000 digits": ("default = " + "9" * 5000, "not TOML"),
+    "lists nested 20000 deep": ("default = " + "[" * 20000, "not TOML"),
+    "lists nested 33 deep": ("default = " + "[" * 33 + "]" * 33, "nested more than 32 deep"),
+    "tables nested 3000 deep": ("default." + ".".join("a" * 3000) + " = 1", "nested more than 32 deep"),
+    "a count of units beyond 64 bits": (
+        ONE + '{ kind = "Split", axis = 0, unit = "99999999999999999999*head" }\n[units]\nhead = 2',
+        r"written as \"3\*head\", got '9+\*head'",
+    ),
+    "a count of units that is a word": (
+        ONE + '{ kind = "Split", axis = 0, unit = "x*head" }\n[units]\nhead = 2', r"got 'x\*head'",
+    ),
+    "a unit whose padding is beyond 64 bits": (
+        ONE + '{ kind = "Split", axis = 0, unit = 99999999999999999999, rule = "pad" }', "holds more than",
+    ),
+    "a scale that is not exact": (
+        ONE + '{ kind = "Replicate", scale = 0.5 }', 'an exact ratio such as "1/3", got 0.5',
+    ),
+    "a scale over nothing": (ONE + '{ kind = "Replicate", scale = "1/0" }', "got '1/0'"),
+    "a rank beyond all": (
+        ONE + '{ kind = "Experts", by_rank = { ' + "9" * 5000 + " = [0] } }", "keys of by_rank are ranks",
+    ),
+    "segments along a word": (
+        ONE + '{ kind = "Segments", axis = "a", each = "Replicate" }', "axis must be an integer, got 'a'",
+    ),
+    "segments of one size": (
+        ONE + '{ kind = "Segments", axis = 0, sizes = 3, each = "Replicate" }', "must be a sequence, got 3",
+    ),
+    "segments in a word": (
+        ONE + '{ kind = "Segments", axis = 0, equal = "a", each = "Replicate" }', "an integer, got 'a'",
+    ),
+    "segments that are no tables": (
+        ONE + '{ kind = "Segments", axis = 0, segments = [3] }', "a segment is a table .* got 3",
+    ),
     "stars that do not agree": (JOIN + 'name = "*.x"\nparts = ["*.*"]', r"\[1, 2\] stars"),
 }  # fmt: skip
 
@@ -276,3 +320,29 @@ def test_a_file_of_which_nothing_matches_is_refused():
     met = matches(file, some)
     assert (met.stored, met.defaulted, met.default) == (2, ("w",), "Replicate")
     assert str(met) == "1 of 2 tensors match a pattern of transformer-tp, 1 by its default Replicate: 'w'"
+
+
+def test_a_file_that_is_not_utf8_is_refused(tmp_path):
+    (tmp_path / "l.toml").write_bytes(b"\xff")
+    with pytest.raises(InvalidMapError, match=r"l\.toml: not TOML: 'utf-8' codec"):
+        read_layout_file(str(tmp_path / "l.toml"))
+
+
+def test_a_scale_is_written_as_a_ratio():
+    assert sa.equivalent(
+        placed('{ kind = "Replicate", scale = "-1/3" }', (4,)),
+        sa.layout((4,), sa.Replicate(Fraction(-1, 3)), ranks=2),
+    )
+
+
+def test_a_unit_larger_than_its_axis_is_one_share():
+    """However large: the numbers of a layout are not those of 64 bits."""
+    for rule in ("chunk", "balanced"):
+        written = f'{{ kind = "Split", axis = 0, unit = {10**20}, rule = "{rule}" }}'
+        assert placed(written, (8,)) == sa.layout((8,), sa.Split(0, sizes=(8, 0)), ranks=2)
+
+
+def test_the_default_of_a_mesh_is_called_by_its_kinds():
+    split = '{ kind = "Split", axis = 0, rule = "chunk" }'
+    text = f'format = 1\ndefault = [{split}, "Replicate"]\nmesh = {{ a = 1, b = 2 }}'
+    assert matches(parse_layout_file(text, "f"), ["w"]).default == "Split, Replicate"

@@ -137,6 +137,20 @@ DAMAGE = {
     "text that is no JSON": (b"{'w'", b"", "is not JSON"),
     "text that is no UTF-8": (b"\xff\xfe", b"", "is not JSON"),
     "JSON that is no object": ([1], b"", "JSON list, not an object"),
+    "a size of 5000 digits": (
+        b'{"w": {"dtype": "F32", "shape": [' + b"9" * 5000 + b'], "data_offsets": [0, 4]}}',
+        bytes(4),
+        "is not JSON",
+    ),
+    "offsets of 4300 digits": (
+        b'{"w": {"dtype": "F32", "shape": [0], "data_offsets": ['
+        + b"9" * 4300
+        + b", "
+        + b"9" * 4300
+        + b"]}}",
+        b"",
+        "not two counts of bytes",
+    ),
     "nesting without end": (b"[" * 100_000, b"", "is not JSON"),
     "metadata that is no text": ({"__metadata__": {"step": 1}}, b"", "map words to words"),
 }

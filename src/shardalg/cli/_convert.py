@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -125,20 +126,37 @@ def read_maps(path: str) -> dict[str, AffineMap]:
     if not Path(path).is_file():
         raise InvalidMapError(f"{path}: there is no such file of maps")
     if Path(path).suffix in SUFFIXES[1:]:
-        return deepspeed.from_container(torch().load(path, weights_only=True))
+        return deepspeed.from_container(_loaded(Path(path), mmap=False))
     try:
-        return deepspeed.from_container(json.loads(Path(path).read_text()))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        data = json.loads(Path(path).read_text("utf-8"))
+    except (ValueError, RecursionError) as error:  # ValueError: an integer of thousands of digits, too
         raise InvalidMapError(f"{path}: not JSON: {error}") from None
+    return deepspeed.from_container(data)
 
 
 def _read(file: Path) -> Held:
     """What a file holds; tensors are mapped, not loaded."""
     if file.suffix == ".safetensors":
         return Held({e.name: mapped(str(file), e) for e in read_header(file).entries}, {})
-    tree = torch().load(file, mmap=True, weights_only=True, map_location="cpu")
+    if not zipfile.is_zipfile(file):
+        raise InvalidMapError(
+            f"{file}: no torch file of the zip form, whose tensors can be mapped; one of the older form is"
+            " rewritten by torch.save(torch.load(FILE), FILE)"
+        )
+    tree = _loaded(file, mmap=True)
     found = {".".join(map(str, path)): (path, value) for path, value in _leaves(tree, ())}
     return Held({k: v for k, (_, v) in found.items()}, {k: path for k, (path, _) in found.items()})
+
+
+def _loaded(file: Path, mmap: bool) -> Any:
+    """What a torch file holds, mapped where ``mmap``; a file of another form is refused."""
+    try:
+        return torch().load(file, mmap=mmap, weights_only=True, map_location="cpu")
+    except OSError:
+        raise
+    except Exception as error:  # of any kind: the pickle may be junk
+        said = (str(error).splitlines() or [""])[0]
+        raise InvalidMapError(f"{file}: torch cannot read it: {type(error).__name__}: {said}") from error
 
 
 def _leaves(tree: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Any]]:

@@ -13,6 +13,7 @@ from ..maps._space import Shape
 from ..show._drawing import many
 
 UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
+WIDEST = 64  # characters of the column of names; a longer name moves its own line only
 
 
 @struct
@@ -73,20 +74,29 @@ def lines_of(d: Description) -> Iterator[str]:
     form = f"on {d.ranks} ranks" if d.ranks else "plain"
     yield f"{d.path}: {form}, {many(d.tensors, 'tensor')}, {say_bytes(d.nbytes)} in {many(d.files, 'file')}"
     for key, value in d.metadata:
-        yield f"  {key}: {value}"
+        yield f"  {shown(key)}: {shown(value)}"
     yield from held_lines(d.held)
 
 
 def held_lines(held: Sequence[Held]) -> Iterator[str]:
     """A line per stored tensor; the shapes of its shards in the order of their ranks, equal ones counted."""
-    wide = max((len(h.name) for h in held), default=0)
+    wide = min(max((len(shown(h.name)) for h in held), default=0), WIDEST)
     for h in held:
         runs = [(shape, len(list(run))) for shape, run in groupby(shape for _, shape in h.shards)]
         shapes = (f"{n} x {shape}" if n > 2 else " ".join([str(shape)] * n) for shape, n in runs)
         shards = " as " + " ".join(shapes) if h.shards else ""
-        yield f"  {h.name:<{wide}}  {h.dtype:<8}  {h.shape}{shards}"
+        yield f"  {shown(h.name):<{wide}}  {h.dtype:<8}  {h.shape}{shards}"
         if h.joined:
-            yield f"  {'':<{wide}}  joined from {', '.join(h.joined)}"
+            yield f"  {'':<{wide}}  joined from {', '.join(map(shown, h.joined))}"
+
+
+def shown(text: str) -> str:
+    """A text on one line: what is no printable character is escaped as Python does.
+
+    >>> shown("a\\nb é")
+    'a\\\\nb é'
+    """
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def say_bytes(count: float) -> str:

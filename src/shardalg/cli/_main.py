@@ -215,7 +215,9 @@ def _convert(given: argparse.Namespace) -> None:
 
 
 def _print(given: argparse.Namespace, value: Any, lines: Iterable[str]) -> None:
-    print(json.dumps(dataclasses.asdict(value)) if given.json else "\n".join(lines))
+    text = json.dumps(dataclasses.asdict(value)) if given.json else "\n".join(lines)
+    encoding = sys.stdout.encoding or "utf-8"
+    print(text.encode(encoding, "backslashreplace").decode(encoding))  # a name may be what it cannot write
 
 
 def say_forecast(f: Forecast) -> list[str]:

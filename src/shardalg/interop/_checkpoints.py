@@ -170,7 +170,7 @@ def _weight_map(path: Path) -> dict[str, str]:
 def _json(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_text())
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError: an integer of thousands of digits, too
         raise InvalidMapError(f"{path}: not JSON: {error}") from None
     if not isinstance(data, dict):
         raise InvalidMapError(f"{path}: expected a JSON object, got a {type(data).__name__}")

@@ -14,7 +14,8 @@
     name = ["*.attn.qkv.weight", "*.attn.qkv.bias"]
     placement = { kind = "Segments", axis = 0, each = { kind = "Split", axis = 0, unit = "head" } }
 
-A placement is the name of a placement, or a table of its name and fields as in Python. ``Segments`` takes
+A placement is the name of a placement, or a table of its name and fields as in Python; a scale is written
+``"1/3"``. ``Segments`` takes
 ``segments = [{ size = 32, placement = ... }]``, or ``each`` with ``sizes``, with ``equal = 3`` equal ones,
 or with neither for the parts of a joined tensor. With ``mesh = { dp = 2, tp = 2 }`` (and ``order``)
 placements are lists.
@@ -41,6 +42,7 @@ from ._nearest import nearest
 from ._placement_tables import Table, build_placement, frozen, require_keys
 
 FORMAT = 1
+DEEPEST = 32  # tables and lists within each other; placements need about six
 
 
 @struct
@@ -90,7 +92,11 @@ def read_layout_file(name: str) -> LayoutFile:
     True
     """
     if Path(name).is_file():
-        return parse_layout_file(Path(name).read_text(), name)
+        try:
+            text = Path(name).read_text("utf-8")
+        except UnicodeDecodeError as error:
+            raise InvalidMapError(f"{name}: not TOML: {error}") from None
+        return parse_layout_file(text, name)
     if name in shipped():
         text = resources.files("shardalg.interop").joinpath("layouts", f"{name}.toml").read_text()
         return parse_layout_file(text, name)
@@ -101,8 +107,9 @@ def parse_layout_file(text: str, source: str) -> LayoutFile:
     """The value of a layout file's text; ``source`` names it in errors."""
     try:
         data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # ValueError: an integer of thousands of digits, too
         raise InvalidMapError(f"{source}: not TOML: {error}") from None
+    _require_shallow(data, source)
     known = ("format", "default", "units", "mesh", "order", "optional", "tensor", "join")
     require_keys(data, known, ("format",), source)
     if data["format"] != FORMAT:
@@ -112,9 +119,53 @@ def parse_layout_file(text: str, source: str) -> LayoutFile:
     if not rules and "default" not in data:
         raise InvalidMapError(f"{source}: places nothing: it has no [[tensor]] and no default")
     return LayoutFile(
-        source, tuple(rules), tuple(joins), frozen(data.get("default")), frozen(data.get("units", {})),
-        frozen(data.get("mesh", {})), tuple(data.get("order", ())), bool(data.get("optional", False)),
+        source, tuple(rules), tuple(joins), frozen(_default(data, source)), _sizes(data, "units", source),
+        _sizes(data, "mesh", source), _order(data, source), _optional(data, source),
     )  # fmt: skip
+
+
+def _require_shallow(data: Mapping[str, Any], source: str) -> None:
+    """Raise for data nested so deep that what walks it would run out of stack."""
+    level: list[Any] = [data]
+    for _ in range(DEEPEST):
+        within = [v for x in level for v in (x.values() if isinstance(x, Mapping) else x)]
+        level = [v for v in within if isinstance(v, (dict, list))]
+    if level:
+        raise InvalidMapError(f"{source}: tables and lists are nested more than {DEEPEST} deep")
+
+
+def _default(data: Mapping[str, Any], source: str) -> Any:
+    default = data.get("default")
+    if default is not None and not isinstance(default, (str, dict, list)):
+        raise InvalidMapError(
+            f"{source}: default is the name of a placement, a table or a list, got {default!r}"
+        )
+    return default
+
+
+def _sizes(data: Mapping[str, Any], key: str, source: str) -> Table:
+    """A table of words and sizes of at least 1."""
+    table = data.get(key, {})
+    if not isinstance(table, dict) or not all(type(n) is int and n > 0 for n in table.values()):
+        raise InvalidMapError(
+            f"{source}: {key} is a table of names and sizes of at least 1, as in {key} = {{ a = 2 }},"
+            f" got {table!r}"
+        )
+    return tuple(sorted(table.items()))
+
+
+def _order(data: Mapping[str, Any], source: str) -> tuple[str, ...]:
+    order = data.get("order", [])
+    if not isinstance(order, list) or not all(isinstance(name, str) for name in order):
+        raise InvalidMapError(f"{source}: order is a list of the names of mesh axes, got {order!r}")
+    return tuple(order)
+
+
+def _optional(data: Mapping[str, Any], source: str) -> bool:
+    optional = data.get("optional", False)
+    if not isinstance(optional, bool):
+        raise InvalidMapError(f"{source}: optional is true or false, got {optional!r}")
+    return optional
 
 
 def _tables(data: Mapping[str, Any], key: str, source: str) -> list[Mapping[str, Any]]:
@@ -134,7 +185,10 @@ def _join_rule(source: str, k: int, table: Mapping[str, Any]) -> JoinRule:
     where = f"{source}: [[join]] {k + 1}"
     options = ("axis", "stack", "interleave")
     require_keys(table, ("name", "parts", *options), ("name", "parts"), where)
-    (name,), parts = _patterns(table["name"], where), _patterns(table["parts"], where)
+    names, parts = _patterns(table["name"], where), _patterns(table["parts"], where)
+    if len(names) > 1:
+        raise InvalidMapError(f"{where}: a join has one name, got {len(names)}: {list(names)}")
+    (name,) = names
     stars = [p.count("*") for p in (name, *parts)]
     if len(set(stars)) > 1:
         raise InvalidMapError(f"{where}: name and parts have {stars} stars; each must have the same number")
@@ -271,8 +325,17 @@ def matches(file: LayoutFile, names: Iterable[str]) -> Matches:
     """Which stored tensors a file's patterns place, and which its default does."""
     names = list(names)
     lost = [n for n in names if not any(match(p, n) is not None for r in file.rules for p in r.patterns)]
-    default = file.default if isinstance(file.default, str) else dict(file.default or ()).get("kind", "")
-    return Matches(file.source, len(names), tuple(lost), str(default))
+    return Matches(file.source, len(names), tuple(lost), _kind(file.default))
+
+
+def _kind(placement: Any) -> str:
+    """The kind of a (frozen) placement as written; of a list, those in it."""
+    if not isinstance(placement, tuple):
+        return placement if isinstance(placement, str) else ""
+    fields = [f for f in placement if isinstance(f, tuple) and len(f) == 2 and isinstance(f[0], str)]
+    if len(fields) == len(placement):
+        return str(dict(fields).get("kind", ""))
+    return ", ".join(filter(None, map(_kind, placement)))
 
 
 def _nothing(pattern: str, names: Iterable[str]) -> str:

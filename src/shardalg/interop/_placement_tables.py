@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from typing import Any, TypeAlias
 
 from .._errors import InvalidMapError
-from ..maps._space import Shape
+from ..maps._space import Shape, as_int, listed
 from ..placements import (
     BlockGather,
     Cyclic,
@@ -23,6 +24,7 @@ from ..placements import (
 Table: TypeAlias = tuple[tuple[str, Any], ...]  # a TOML table, hashable
 
 PLAIN = {kind.__name__: kind for kind in (Replicate, Split, BlockGather, Cyclic, StridedSplit, Flat, Experts)}
+DIGITS = 18  # of a number written in a text; one more may be beyond 64 bits
 KINDS = (*PLAIN, "Segments")
 OF_TORCH = {
     "Shard": 'kind = "Split", axis = ...',
@@ -71,6 +73,8 @@ def build_placement(
         fields["by_rank"] = _by_rank(fields["by_rank"])
     if "unit" in fields:
         fields["unit"] = unit_of(fields["unit"], units)
+    if "scale" in fields:
+        fields["scale"] = _scale_of(fields["scale"])
     known = dataclasses.fields(PLAIN[kind])
     needed = [f.name for f in known if f.default is dataclasses.MISSING]
     require_keys(fields, [f.name for f in known], needed, kind)
@@ -91,11 +95,11 @@ def _segments(
     fields: dict[str, Any], parts: tuple[Shape, ...] | None, shape: Shape, units: Mapping[str, int]
 ) -> Segments:
     require_keys(fields, ("axis", "segments", "each", "sizes", "equal"), ("axis",), "Segments")
-    axis = fields["axis"]
+    axis = as_int(fields["axis"], "Segments: axis")
     if ("segments" in fields) == ("each" in fields):
         raise InvalidMapError("Segments needs either segments = [{ size, placement }, ...] or each = ...")
     if "segments" in fields:
-        tables = [dict(t) for t in fields["segments"]]
+        tables = [_table(t) for t in listed(fields["segments"], "Segments: segments")]
         for t in tables:
             require_keys(t, ("size", "placement"), ("size", "placement"), "a segment")
         return Segments(axis, tuple((t["size"], _one(t["placement"], None, shape, units)) for t in tables))
@@ -103,15 +107,23 @@ def _segments(
     return Segments(axis, tuple((size, each) for size in _segment_sizes(fields, axis, parts, shape)))
 
 
+def _table(written: Any) -> dict[str, Any]:
+    """The fields of a (frozen) table."""
+    pairs = written if isinstance(written, tuple) else (written,)
+    if not all(isinstance(f, tuple) and len(f) == 2 and isinstance(f[0], str) for f in pairs):
+        raise InvalidMapError(f"a segment is a table {{ size = 32, placement = ... }}, got {written!r}")
+    return dict(pairs)
+
+
 def _segment_sizes(
     fields: Mapping[str, Any], axis: int, parts: tuple[Shape, ...] | None, shape: Shape
 ) -> tuple[int, ...]:
     if "sizes" in fields:
-        return tuple(fields["sizes"])
+        return tuple(listed(fields["sizes"], "Segments: sizes"))
     if not -len(shape) <= axis < len(shape):
         raise InvalidMapError(f"Segments: axis {axis} of a tensor of shape {shape}")
     if "equal" in fields:
-        count, n = int(fields["equal"]), shape[axis]
+        count, n = as_int(fields["equal"], "Segments: equal"), shape[axis]
         if count < 1 or n % count:
             raise InvalidMapError(f"Segments: axis {axis} of shape {shape} is not {count} equal segments")
         return (n // count,) * count
@@ -125,11 +137,30 @@ def _by_rank(written: Any) -> Any:
     if not isinstance(written, tuple):
         raise InvalidMapError(f"by_rank is a table with rank keys, or a list by rank, got {written!r}")
     if written and all(isinstance(e, tuple) and len(e) == 2 and isinstance(e[0], str) for e in written):
-        wrong = [k for k, _ in written if not k.isdecimal()]
+        wrong = [k for k, _ in written if not _is_count(k)]
         if wrong:
             raise InvalidMapError(f"the keys of by_rank are ranks, got {wrong[0]!r}")
         return {int(k): v for k, v in written}
     return written
+
+
+def _is_count(text: str) -> bool:
+    """Whether a text is a count that fits 64 bits."""
+    return text.isdecimal() and len(text) <= DIGITS
+
+
+def _scale_of(written: Any) -> Any:
+    """An exact scale: an integer, or ``"1/3"``.
+
+    >>> _scale_of("1/3")
+    Fraction(1, 3)
+    """
+    if isinstance(written, int) and not isinstance(written, bool):
+        return written
+    above, _, below = written.partition("/") if isinstance(written, str) else ("", "", "")
+    if not _is_count(above.removeprefix("-")) or not _is_count(below) or not int(below):
+        raise InvalidMapError(f'a scale is an integer or an exact ratio such as "1/3", got {written!r}')
+    return Fraction(int(above), int(below))
 
 
 def unit_of(written: Any, units: Mapping[str, int]) -> Any:
@@ -146,4 +177,6 @@ def unit_of(written: Any, units: Mapping[str, int]) -> Any:
             f"the unit {word.strip()!r} is not known (known: {dict(units)}); write its size under [units]"
             f" or pass --unit {word.strip()}=SIZE"
         )
+    if times and not _is_count(times.strip()):
+        raise InvalidMapError(f'a count of a unit is written as "3*{word.strip()}", got {written!r}')
     return int(times or 1) * units[word.strip()]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .._errors import InvalidMapError, UnsupportedError
+from .._limits import BOUND
 from .._struct import struct
 from .._torch import torch
 from ..maps._space import Shape, as_shape
@@ -116,7 +117,9 @@ def _parsed(path: Any, text: bytes) -> dict[str, Any]:
 
     try:
         fields = json.loads(text, object_pairs_hook=once)
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except InvalidMapError:
+        raise
+    except (ValueError, RecursionError) as error:  # ValueError: an integer of thousands of digits, too
         raise InvalidMapError(
             f"{path}: the header is not JSON ({error}); is it a safetensors file?"
         ) from None
@@ -152,7 +155,7 @@ def _entry(path: Any, name: str, value: Any, start: int) -> Entry:
 
 
 def _is_count(x: Any) -> bool:
-    return isinstance(x, int) and not isinstance(x, bool) and x >= 0
+    return isinstance(x, int) and not isinstance(x, bool) and 0 <= x <= BOUND
 
 
 def _shape(path: Any, name: str, value: Any) -> Shape:

@@ -17,7 +17,7 @@ def as_scale(scale: Any) -> Fraction:
     if isinstance(scale, (bool, float)) or not isinstance(scale, (int, Fraction)):
         raise InvalidMapError(
             f"a scale is an exact rational (int or fractions.Fraction), got {scale!r};"
-            " write Fraction(1, 3), not 1/3"
+            ' write Fraction(1, 3), not 1/3 (in a layout file "1/3")'
         )
     exact = Fraction(scale)
     if exact == 0:

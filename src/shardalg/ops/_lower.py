@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import singledispatch
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -152,7 +153,7 @@ def even_shares(count: int, ranks: int) -> tuple[int, ...]:
 
 def _elements(counts: Sequence[int], unit: int, n: int) -> list[int]:
     """Elements of each share of so many units, taken in turn until none of ``n`` is left."""
-    ends = np.minimum(np.cumsum(counts) * unit, n).tolist()
+    ends = [min(units * unit, n) for units in accumulate(counts)]
     return [end - start for start, end in zip([0, *ends], ends)]
 
 
