@@ -295,3 +295,33 @@ def test_a_run_killed_half_way_leaves_nothing_under_the_name(tmp_path, how, code
     assert main(list(map(str, arguments))) == 0
     assert_same(load_file(target / "model.safetensors"), big)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "plain"]
+
+
+@pytest.mark.parametrize("seconds", [0, 0.05, 0.2, 1])
+def test_ctrl_c_is_one_line_however_early_the_workers_are(tmp_path, seconds):
+    """It goes to all processes of the terminal; only the first speaks."""
+    code = (
+        "import sys, time; from shardalg.cli import _reshard, main; warm_up = _reshard.warm_up\n"
+        "def then_say(): warm_up(); print('warm', flush=True); time.sleep(60)\n"
+        "_reshard.warm_up = then_say; sys.exit(main(sys.argv[1:]))"
+    )
+    arguments = [
+        "reshard",
+        write_plain(tmp_path / "plain"),
+        tmp_path / "out",
+        "--to",
+        "full",
+        "--processes",
+        "2",
+    ]
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    ) as run:  # fmt: skip
+        assert run.stdout.readline() == "warm\n"
+        time.sleep(seconds)
+        below = descendants(run.pid)
+        os.killpg(run.pid, signal.SIGINT)
+        assert run.stderr.read() == "shardalg: interrupted\n"  # to the end: nobody is left who writes
+        assert run.wait(timeout=60) == 130 and below
+    wait_for(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in below))

@@ -10,10 +10,10 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from multiprocessing import connection, forkserver
+from multiprocessing import connection, forkserver, resource_tracker
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import shardalg as sa  # its backends load torch on first use
@@ -47,8 +47,10 @@ class Worker(NamedTuple):
 
 def warm_up() -> None:
     """Start loading torch for the workers, whom ``run_workers`` will fork."""
+    resource_tracker.ensure_running()  # by itself, since it ends with SIGINT let through
     forkserver.set_forkserver_preload(PRELOAD)
-    forkserver.ensure_running()
+    with uninterrupted({signal.SIGINT}):  # the server inherits this: Ctrl-C is for the caller, who ends it
+        forkserver.ensure_running()
 
 
 def run_workers(work: Work, argument: Any, count: int, *, timeout: float) -> list[Any]:
@@ -72,9 +74,9 @@ def run_workers(work: Work, argument: Any, count: int, *, timeout: float) -> lis
 
 
 @contextmanager
-def uninterrupted() -> Iterator[None]:
+def uninterrupted(signals: Iterable[int] = (signal.SIGTERM, signal.SIGINT)) -> Iterator[None]:
     """Signals that would end us wait until the block is done."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield
     finally:
