@@ -326,6 +326,10 @@ ONES = torch.ones(2)
         (torch.zeros(2), -torch.zeros(2), False),
         (ONES.to_sparse(), ONES.to_sparse(), True),
         (ONES.to_sparse(), ONES, False),
+        (ONES.to("meta"), ONES.to("meta"), True),
+        (ONES.to("meta"), ONES, False),
+        ([(ONES + 1j).conj()], [ONES - 1j], True),
+        ([(ONES + 1j).conj()], [ONES + 1j], False),
         (ONES.to_sparse(), (2 * ONES).to_sparse(), False),
     ],
 )
@@ -386,3 +390,23 @@ def test_a_file_of_maps_that_is_no_json_is_refused(tmp_path, text):
     (tmp_path / "maps.json").write_bytes(text)
     with pytest.raises(sa.InvalidMapError, match=r"maps\.json: not JSON: "):
         read_maps(str(tmp_path / "maps.json"))
+
+
+@pytest.mark.parametrize("form", [torch.Tensor.to_sparse, lambda w: w.to("meta")])
+def test_a_map_of_what_is_no_plain_tensor_is_refused(tmp_path, form):
+    old = {"w": sa.layout((4, 3), sa.Replicate(), ranks=2)}
+    maps = write(tmp_path / "old", old, tensors(old, [""]), 2, "pt")
+    torch.save({"step": 5, "module": {"w": form(torch.ones(4, 3))}}, tmp_path / "old" / "tp_01.pt")
+    with pytest.raises(sa.UnsupportedError, match=r"'module\.w' is sparse, quantized or without data on rank 1"):
+        convert(str(tmp_path / "old"), str(tmp_path / "out"), maps, maps)
+
+
+def test_a_conjugation_still_to_be_applied_is_applied(tmp_path):
+    old, new = ({"w": sa.layout((2, 2), p, ranks=2)} for p in (sa.Replicate(), sa.Split(1)))
+    x = torch.tensor([[1 + 2j, 3 - 4j], [5j, 6]])
+    maps = write(tmp_path / "old", old, {("", "w"): x}, 2, "pt")
+    to = write(tmp_path / "new", new, {("", "w"): x}, 2, "pt")
+    for rank in range(2):
+        torch.save({"step": 5, "module": {"w": x.conj()}}, tmp_path / "old" / f"tp_{rank:02d}.pt")
+    convert(str(tmp_path / "old"), str(tmp_path / "out"), maps, to)
+    assert read(tmp_path / "out", 1, "pt")["w"].equal(x.conj()[:, 1:])

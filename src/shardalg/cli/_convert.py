@@ -23,7 +23,7 @@ from ..ops._blocks import block, flat, scaled, write, zeros
 from ..ops._tensors import strips
 from ..plans import TransferPlan
 from ._progress import draw
-from ._replicas import require_agreement, same
+from ._replicas import is_plain, require_agreement, same
 
 PARAMETERS = ("module", "model", "fp32")  # words before or after a name, as in module.layer.w
 MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
@@ -144,7 +144,7 @@ def _read(file: Path) -> Held:
             " rewritten by torch.save(torch.load(FILE), FILE)"
         )
     tree = _loaded(file, mmap=True)
-    found = {".".join(map(str, path)): (path, value) for path, value in _leaves(tree, ())}
+    found = {".".join(map(str, path)): (path, _resolved(value)) for path, value in _leaves(tree, ())}
     return Held({k: v for k, (_, v) in found.items()}, {k: path for k, (path, _) in found.items()})
 
 
@@ -157,6 +157,11 @@ def _loaded(file: Path, mmap: bool) -> Any:
     except Exception as error:  # of any kind: the pickle may be junk
         said = (str(error).splitlines() or [""])[0]
         raise InvalidMapError(f"{file}: torch cannot read it: {type(error).__name__}: {said}") from error
+
+
+def _resolved(value: Any) -> Any:
+    """A value; a tensor whose conjugation or sign is still to be applied has it applied."""
+    return value.resolve_conj().resolve_neg() if hasattr(value, "resolve_conj") else value
 
 
 def _leaves(tree: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Any]]:
@@ -252,6 +257,11 @@ def _planned(
     if lost:
         raise InvalidMapError(f"{key!r}: its map names rank {lost[0]}, whose file does not hold it")
     sharded(source, {r: shards[r][key] for r in source.ranks})
+    odd = [r for r in source.ranks if not is_plain(shards[r][key])]
+    if odd:
+        raise UnsupportedError(
+            f"{key!r} is sparse, quantized or without data on rank {odd[0]}; a map cuts plain tensors"
+        )
     dtypes = sorted({str(shards[r][key].dtype) for r in source.ranks})
     if len(dtypes) > 1:
         raise InvalidMapError(f"{key!r} has dtypes {dtypes} on different ranks")

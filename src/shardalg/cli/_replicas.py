@@ -52,12 +52,16 @@ def _both(s: Strip, shards: Mapping[int, Any]) -> tuple[Any, Any]:
 
 
 def _equal_bytes(a: Any, b: Any) -> bool:
-    return bool(torch().equal(bits(a), bits(b)))
+    return bool(torch().equal(_bits(a), _bits(b)))
+
+
+def _bits(x: Any) -> Any:
+    return bits(x.resolve_conj().resolve_neg())
 
 
 def _differ(layout: AffineMap, s: Strip, shards: Mapping[int, Any]) -> None:
     """Raise for the first slot of a strip whose bytes differ."""
-    a, b = map(bits, _both(s, shards))
+    a, b = map(_bits, _both(s, shards))
     wrong = (a != b).reshape(math.prod(s.shape), -1).any(dim=1)
     index = np.unravel_index(int(wrong.int().argmax()), s.shape) if s.shape else ()
     slot = s.slot_offset + sum(int(i) * step for i, step in zip(index, s.slot_strides))
@@ -86,13 +90,14 @@ def same(a: Any, b: Any) -> bool:
 
 
 def _equal_tensors(a: Any, b: Any) -> bool:
-    """Whether tensors of one dtype and shape hold the same bytes; without strides, the same entries."""
-    return _equal_bytes(a, b) if a.layout is torch().strided and not a.is_quantized else _same_entries(a, b)
-
-
-def _same_entries(a: Any, b: Any) -> bool:
-    if a.layout is not b.layout:
-        return False
+    """Whether tensors of one dtype and shape hold the same bytes; in other forms, the same entries."""
+    if a.is_meta or b.is_meta or a.layout is not b.layout:
+        return bool(a.is_meta and b.is_meta)
     if a.is_quantized:
         return bool(a.equal(b))
-    return _equal_bytes(a.to_dense(), b.to_dense())
+    return _equal_bytes(a, b) if is_plain(a) else _equal_bytes(a.to_dense(), b.to_dense())
+
+
+def is_plain(x: Any) -> bool:
+    """Whether a tensor is elements at strides."""
+    return x.layout is torch().strided and not x.is_quantized and not x.is_meta

@@ -15,10 +15,9 @@
     placement = { kind = "Segments", axis = 0, each = { kind = "Split", axis = 0, unit = "head" } }
 
 A placement is the name of a placement, or a table of its name and fields as in Python; a scale is written
-``"1/3"``. ``Segments`` takes
-``segments = [{ size = 32, placement = ... }]``, or ``each`` with ``sizes``, with ``equal = 3`` equal ones,
-or with neither for the parts of a joined tensor. With ``mesh = { dp = 2, tp = 2 }`` (and ``order``)
-placements are lists.
+``"1/3"``. ``Segments`` takes ``segments = [{ size = 32, placement = ... }]``, or ``each`` with ``sizes``,
+with ``equal = 3`` equal ones, or with neither for the parts of a joined tensor. With
+``mesh = { dp = 2, tp = 2 }`` (and ``order``) placements are lists.
 """
 
 from __future__ import annotations
