@@ -29,7 +29,7 @@ class Mutant(NamedTuple):
 MUTANTS = [
     Mutant(
         "_compose.py",
-        'if not (known(f, "single_valued") or known(g, "injective") or f.single_valued or g.injective):',
+        "if not (listed_once or decided(f, DOMAIN, limits) or decided(g, CODOMAIN, limits)):",
         "if False:",
         "test_compose.py",
     ),
@@ -67,6 +67,7 @@ MUTANTS = [
     Mutant("_folding.py", "(x + n * s, y + n * e) in starts or", "", "test_simplify.py"),
     Mutant("_concat.py", "rows[k + 1] += shift[rows[k]]", "rows[k + 1] += 0", "test_concat.py"),
     Mutant("_holders.py", "tangled = bool(waiting) and", "tangled = False and", "test_holders.py"),
+    Mutant("_holders.py", "if not lower.all():", "if False:", "test_holders.py"),
     Mutant(
         "_lower.py",
         "first = (position - placement.first) % ranks",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -33,6 +34,7 @@ from shardalg import (
     simplify,
     union,
 )
+from shardalg.ops import _holders
 from shardalg.ops._holders import atoms
 from shardalg.testing import layouts
 
@@ -140,6 +142,17 @@ def test_the_lowest_slot_wins_where_pieces_interleave():
         for i in range(n)
     }
     assert slots == {0: 0, 1: 2, 2: 1}
+
+
+@given(one=recut(layouts()))
+def test_without_cells_the_regions_are_the_same(one):
+    """Rank by rank, which is left for pieces that have no cells."""
+    again = AffineMap(one.domain, one.codomain, one.table)
+    with patch.object(_holders, "cells", lambda *_: None):
+        slowly = holders(again)
+    found = holders(one)
+    assert [ranks for ranks, _ in found] == [ranks for ranks, _ in slowly]
+    assert all(equivalent(a, b) for (_, a), (_, b) in zip(found, slowly))
 
 
 def replicated_experts(experts, ranks, most):
