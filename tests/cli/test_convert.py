@@ -397,7 +397,7 @@ def test_a_map_of_what_is_no_plain_tensor_is_refused(tmp_path, form):
     old = {"w": sa.layout((4, 3), sa.Replicate(), ranks=2)}
     maps = write(tmp_path / "old", old, tensors(old, [""]), 2, "pt")
     torch.save({"step": 5, "module": {"w": form(torch.ones(4, 3))}}, tmp_path / "old" / "tp_01.pt")
-    with pytest.raises(sa.UnsupportedError, match=r"'module\.w' is sparse, quantized or without data on rank 1"):
+    with pytest.raises(sa.UnsupportedError, match=r"'module\.w' is sparse, .* without data on rank 1"):
         convert(str(tmp_path / "old"), str(tmp_path / "out"), maps, maps)
 
 
