@@ -196,7 +196,7 @@ def sliced(x: Blocks, picked: IntArray, along: IntArray, budget: Budget) -> tupl
     """Blocks, the picked ones cut into the single steps of one axis each; and which one each is of."""
     axis, times = np.zeros(len(x.box), np.int64), np.ones(len(x.box), np.int64)
     axis[picked], times[picked] = along, x.shape[along, picked]
-    budget.spend(int(times.sum()))
+    budget.spend(len(picked))
     of = np.repeat(np.arange(len(times)), times)
     index = np.arange(len(of)) - np.repeat(np.cumsum(times) - times, times)
     x, k, here = x.take(of), axis[of], np.arange(len(of))
