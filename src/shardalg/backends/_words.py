@@ -88,6 +88,8 @@ class Words:
         """Tell the last of the words that come close together; end when none come."""
         while True:
             if self._due.wait(IDLE):
+                if self._store is None:
+                    return
                 time.sleep(RARELY)
                 self._due.clear()
                 self._tell()
@@ -104,6 +106,7 @@ class Words:
             self._write()
             self._store = None
             self._telling.release()
+        self._due.set()
 
     def stale(self, mine: Word, ranks: tuple[int, ...], others: tuple[int, ...]) -> dict[int, Word | None]:
         """Ranks that do not answer within ``GRACE``, with their last word: those behind, if any are."""
