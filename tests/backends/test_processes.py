@@ -117,10 +117,15 @@ def test_neither_side_allocates_the_others_shards(team):
     assert all(more <= 34 * MiB + SLACK and out == 32 * MiB for more, out in found[2:])
 
 
-def resources():
-    """Open files and threads of this process."""
+def resources(most):
+    """Open files and threads of this process, once they are at most ``most``, or after a while."""
     gc.collect()
-    return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+    end = time.monotonic() + 0.8  # threads end on their own
+    while True:
+        found = len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+        if found <= most or time.monotonic() > end:
+            return found
+        time.sleep(0.02)
 
 
 def come_and_go(ctx, strategy):
@@ -136,8 +141,7 @@ def come_and_go(ctx, strategy):
                 mine, sa.bind(mine, sa.plan(ROWS, WHOLE)), own(ctx, sa.extract(ROWS, full(ROWS)))
             ).wait()
         del mine
-        time.sleep(0.05)  # the group's own threads end on their own
-        seen.append(resources())
+        seen.append(resources(max(seen, default=(0, 0))))
     return seen, shared_files() - shared
 
 

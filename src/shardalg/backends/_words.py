@@ -88,11 +88,11 @@ class Words:
         """Tell the last of the words that come close together; end when none come."""
         while True:
             if self._due.wait(IDLE):
-                if self._store is None:
-                    return
                 time.sleep(RARELY)
                 self._due.clear()
                 self._tell()
+                if self._store is None:
+                    return
             else:
                 with self._starting:
                     if not self._due.is_set():
