@@ -7,7 +7,7 @@ import re
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 
 import shardalg as sa
 from shardalg import AffineMap, Box, InvalidMapError, Piece, Side, Space, from_text, layout, to_text
@@ -52,7 +52,7 @@ def _ranks(label: str, ranks):
     name, _, what = label.partition("=")
     if name != "r":
         return [(int(name), {})]
-    if not re.search("[a-z]", what):
+    if not re.search("[a-z]", what.replace(" by ", "")):
         named = ranks if not what else _numbers(what)
         return [(r, {"r": r}) for r in named]
     what, _, bound = what.partition("<")
@@ -107,7 +107,14 @@ def _value(text: str, known) -> int:
     return eval(re.sub(r"(\d)([a-z])", r"\1*\2", text), {"__builtins__": {}}, dict(known))
 
 
+def every_other_rank():
+    """Ranks 1 and 3 of four hold the one element."""
+    pieces = [Piece((), Side(0, (), rank), Side(0, ())) for rank in (1, 3)]
+    return AffineMap.from_pieces(Space.shards(dict.fromkeys(range(4), (1,))), Space.logical(()), pieces)
+
+
 @given(layouts())
+@example(every_other_rank())
 def test_the_patterns_say_exactly_the_pairs(m):
     assert read(m, patterns(m)) == pairs(m)
 
