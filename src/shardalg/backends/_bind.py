@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 from .._errors import InvalidMapError, ShardalgError, TransferError
 from ..ops import schedule
 from ..plans import Entry, Program, TransferPlan, TreePlan
+from ..show._drawing import many
 from ._bound import Bound, stamped
 from ._context import Context, check_context
 from ._eager import eager
@@ -187,16 +188,12 @@ def _summary(program: Program) -> str:
     known = program.dtypes is not None
     moved = program.wire_bytes if known else int(program.parcels.elements.sum())
     words = [
-        _count(len(program.plan.entries), "tensor"), _count(len(program.plan), "cop", "y", "ies"),
-        f"{_count(moved, 'byte' if known else 'element')} between ranks in"
-        f" {_count(len(program.rounds), 'round')}",
+        many(len(program.plan.entries), "tensor"), many(len(program.plan), "copy"),
+        f"{many(moved, 'byte' if known else 'element')} between ranks in"
+        f" {many(len(program.rounds), 'round')}",
     ]  # fmt: skip
     words += [] if program.max_bytes is None else [f"max_bytes={program.max_bytes}"]
     return ", ".join([*words, *(["relay"] if program.relay else [])])
-
-
-def _count(number: int, word: str, one: str = "", more: str = "s") -> str:
-    return f"{number} {word}{one if number == 1 else more}"
 
 
 def _entry_digests(program: Program) -> list[str]:

@@ -88,21 +88,22 @@ def check_form(form: Form, given: Any) -> None:
 def _check(what: str, known: Known, given: Any, name: str = "") -> None:
     if isinstance(given, dict) or isinstance(given, Mapping):  # noqa: SIM101 -- the first is quick
         if not given.keys() <= known.ranks:
-            raise _strangers(_where(what, name), "shards of ranks", given, known.ranks, "the layout has")
+            raise _strangers(place(what, name), "shards of ranks", given, known.ranks, "the layout has")
         for rank in given.keys() & known.names.keys() if known.names else ():
             its = given[rank]
             if isinstance(its, Mapping) and not its.keys() <= known.names[rank]:
-                where = f"{_where(what, name)}[{rank}]"
+                where = f"{place(what, name)}[{rank}]"
                 raise _strangers(where, "tensors", its, known.names[rank], "the layout has")
     elif given is not None and len(known.held) != 1:
         raise InvalidMapError(
-            f"{_where(what, name)} is a {type(given).__name__}, which stands for the shard of one rank, and"
+            f"{place(what, name)} is a {type(given).__name__}, which stands for the shard of one rank, and"
             f" this process holds {_few(known.held) if known.held else 'none'} of its ranks"
             f" {_few(known.ranks)}: give {{rank: tensor}}"
         )
 
 
-def _where(what: str, name: str) -> str:
+def place(what: str, name: str) -> str:
+    """Where a tensor is in what the caller gives; a program of one tensor has no name for it."""
     return f"{what}[{name!r}]" if name else what
 
 

@@ -16,6 +16,7 @@ from ..maps._space import Shape, describe_key
 from ..plans import Entry, Program
 from ..plans._dtypes import UNSCALABLE, dtype_name, lossy
 from ._context import Context
+from ._form import place
 
 Shards: TypeAlias = Any  # {rank: tensor}, {rank: {name: tensor}}, or a dict of those by tensor name
 Key: TypeAlias = tuple[int, Box]  # entry and box
@@ -36,7 +37,6 @@ class Seats:
     describes the last that were checked, so that a replay with the same memory checks nothing anew."""
 
     def __init__(self, ctx: Context, program: Program) -> None:
-        self.program = program
         self.sources, self.targets = [], []
         self.passed: list[Any] | None = None
         held = set(ctx.ranks)
@@ -81,12 +81,12 @@ class Job:
         self.sources = {key: flat(x) for key, x in self.shards.items()}
 
     def _check(self) -> None:
-        device, single = self.ctx.transport.device, self.program.single
+        device = self.ctx.transport.device
         for what, seats, given in (
             ("shards", self.seats.sources, self.shards), ("out", self.seats.targets, self.results)
         ):  # fmt: skip
             for s in seats if given else ():
-                where = f"{what if single else f'{what}[{s.name!r}]'} of rank {s.box.rank}"
+                where = f"{place(what, s.name)} of rank {s.box.rank}"
                 entry = self.program.plan.entries[s.key[0]].plan
                 whole = (entry.source if what == "shards" else entry.target).codomain.boxes
                 _check_tensor(given[s.key], s.box, where, device, [b.shape for b in whole])
@@ -214,13 +214,14 @@ def _find(given: Shards, seat: Seat, single: bool, what: str) -> torch.Tensor:
         at = at[seat.name]
     if isinstance(at, Mapping):
         if b.rank not in at:
-            where = what if single else f"{what}[{seat.name!r}]"
-            raise InvalidMapError(f"no shard of rank {b.rank} in {where}, which has {sorted(at)}")
+            raise InvalidMapError(
+                f"no shard of rank {b.rank} in {place(what, seat.name)}, which has {sorted(at)}"
+            )
         at = at[b.rank]
     if isinstance(at, Mapping):
         if seat.inner not in at:
-            where = what if single else f"{what}[{seat.name!r}]"
-            raise InvalidMapError(f"{where}[{b.rank}] has no tensor {seat.inner!r}; it has {sorted(at)}")
+            where = f"{place(what, seat.name)}[{b.rank}]"
+            raise InvalidMapError(f"{where} has no tensor {seat.inner!r}; it has {sorted(at)}")
         at = at[seat.inner]
     return at  # type: ignore[no-any-return]
 
