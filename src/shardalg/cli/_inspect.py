@@ -43,7 +43,9 @@ class Description:
 def describe(checkpoint: Checkpoint) -> Description:
     """What a checkpoint holds; no tensor is read."""
     logical = checkpoint.logical
-    held = sorted(_plain(checkpoint) if checkpoint.plain else _sharded(checkpoint), key=lambda h: h.name)
+    held = sorted(
+        _plain(checkpoint) if checkpoint.plain else stored_as(checkpoint.stored), key=lambda h: h.name
+    )
     return Description(
         checkpoint.path, len(checkpoint.ranks), len(logical), sum(map(nbytes, logical.values())),
         len({h.path for h in checkpoint.homes}), checkpoint.metadata, tuple(held),
@@ -52,10 +54,6 @@ def describe(checkpoint: Checkpoint) -> Description:
 
 def _plain(checkpoint: Checkpoint) -> list[Held]:
     return [Held(h.name, h.entry.dtype, h.entry.shape) for h in checkpoint.homes]
-
-
-def _sharded(checkpoint: Checkpoint) -> list[Held]:
-    return stored_as(checkpoint.stored)
 
 
 def stored_as(arrangement: Iterable[tuple[str, Stored]]) -> list[Held]:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .._limits import Budget, Limits
-from ._digits import Blocks, Digits, forward, pad_axes, stack
+from ._digits import Blocks, Digits, forward, pad_axes, repeated, stack
 from ._meet import cut_hard, groups, in_digits
 from ._space import IntArray
 
@@ -122,7 +122,7 @@ def _cut(
     times = np.where((extent > 1) & (step > common), extent, 1)
     if int(times.sum()) > most:
         return None
-    of, index = _repeated(times)
+    of, index = repeated(times)
     start = start[of] + index * step[of]
     extent, common = np.where(times[of] > 1, 1, extent[of]), common[of]
     at, residue = np.divmod(start, common)
@@ -134,7 +134,7 @@ def _cut(
     low, high = np.searchsorted(cuts, low), np.searchsorted(cuts, high)
     if int((high - low).sum()) > most:
         return None
-    part, on = _repeated(high - low)
+    part, on = repeated(high - low)
     here = low[part] + on
     begin, end = ends[cuts[here] % len(ends)], ends[cuts[here + 1] % len(ends)]
     level = _Level(
@@ -149,12 +149,6 @@ def _common_step(step: IntArray, group: IntArray) -> IntArray:
     first = np.flatnonzero(np.diff(group[order], prepend=-1))
     found = np.gcd.reduceat(step[order], first)
     return np.where(found > 0, found, 1)
-
-
-def _repeated(times: IntArray) -> tuple[IntArray, IntArray]:
-    """Each position as often as said, and which of its copies this is."""
-    of = np.repeat(np.arange(len(times)), times)
-    return of, np.arange(len(of)) - np.repeat(np.cumsum(times) - times, times)
 
 
 def _written(s: _Swept, x: Blocks, d: Digits, chain: list[int]) -> Cells:

@@ -197,8 +197,7 @@ def sliced(x: Blocks, picked: IntArray, along: IntArray, budget: Budget) -> tupl
     axis, times = np.zeros(len(x.box), np.int64), np.ones(len(x.box), np.int64)
     axis[picked], times[picked] = along, x.shape[along, picked]
     budget.spend(len(picked))
-    of = np.repeat(np.arange(len(times)), times)
-    index = np.arange(len(of)) - np.repeat(np.cumsum(times) - times, times)
+    of, index = repeated(times)
     x, k, here = x.take(of), axis[of], np.arange(len(of))
     shape = x.shape.copy()
     shape[k, here] = np.where(times[of] > 1, 1, shape[k, here])
@@ -206,6 +205,12 @@ def sliced(x: Blocks, picked: IntArray, along: IntArray, budget: Budget) -> tupl
     return x._replace(
         offset=offset, shape=shape, pay_offset=x.pay_offset + index * x.pay_strides[:, k, here]
     ), of
+
+
+def repeated(times: IntArray) -> tuple[IntArray, IntArray]:
+    """Each position as often as said, and which of its copies this is."""
+    of = np.repeat(np.arange(len(times)), times)
+    return of, np.arange(len(of)) - np.repeat(np.cumsum(times) - times, times)
 
 
 def pad_axes(x: Blocks, axes: int) -> Blocks:
