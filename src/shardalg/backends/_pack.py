@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from ..maps import Box
+from ..maps._digits import repeated
 from ..maps._space import IntArray, Shape, row_major
 from ..ops._blocks import flipped
 from ..plans import Entry, Program
@@ -242,8 +243,7 @@ def _granule(x: _Sides, run: Any) -> int:
 def _addresses(shape: IntArray, strides: IntArray, offset: IntArray) -> IntArray:
     """The addresses of all points of all blocks, block by block in row-major order."""
     count = np.prod(shape, axis=0, dtype=np.int64)
-    block = np.repeat(np.arange(len(count)), count)
-    left = np.arange(len(block)) - np.repeat(np.cumsum(count) - count, count)
+    block, left = repeated(count)
     found = offset[block]
     for k in range(len(shape) - 1, -1, -1):
         left, digit = np.divmod(left, shape[k][block])

@@ -18,6 +18,7 @@ import numpy as np
 from .._errors import InvalidMapError, SelectionError
 from .._struct import struct
 from ..maps import AffineMap
+from ..maps._digits import repeated
 from ..maps._reading import as_text, listed
 from ..maps._space import BoolArray, IntArray
 
@@ -165,8 +166,7 @@ class ByFunction:
 def _own(r: Requests) -> BoolArray:
     """Whether the target's own rank is among the holders."""
     width = int(max(r.flat.max(initial=0), r.target.max(initial=0))) + 1
-    owner = np.repeat(np.arange(len(r.start)), r.count)
-    offsets = np.arange(len(owner)) - np.repeat(np.cumsum(r.count) - r.count, r.count)
+    owner, offsets = repeated(r.count)
     held = np.isin(r.atom * width + r.target, r.atom[owner] * width + r.flat[r.start[owner] + offsets])
     return held
 
